@@ -1,0 +1,464 @@
+"""The rule of the game: fills, costs, holding, rolls, margin. Nothing else moves a position or charges a cost.
+
+`step_one` is the specification. It is plain Python with if and else, in the subset that numba accepts, so that one text
+serves a single environment as Python, batches on the CPU through numba and batches on the GPU through numba-cuda
+(`fox_env.engine`). Prices are index points, positions signed whole contracts, money float64.
+
+Timing of a step from bar t to bar t+1::
+
+    close t ── observe ── decide ──►  bar t+1: roll, order, mark at its close, session-end flatten, margin  ──► reward
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fox_env.actions import target_position
+from fox_env.rewards import base_reward, shaping_terms
+
+# Columns of the tape: float64 [T, 16], one row of 128 bytes a bar.
+OPEN, HIGH, LOW, CLOSE = 0, 1, 2, 3
+BID, ASK = 4, 5  # quotes at the close, always usable: the market's, or close ∓ spread/2
+BID_SIZE, ASK_SIZE = 6, 7  # displayed contracts at the close, NaN where unknown
+AFTER_BREAK = 8  # 1: the bar follows a session break or a halt
+SESSION_LAST = 9  # 1: the last bar of its session
+ROLL = 10  # NO_ROLL, MEASURED or UNMEASURED: how the bar's contract took over from the previous bar's
+GAP = 11  # g in points, where MEASURED
+LOCK = 12  # +1 locked limit up (no buys fill), −1 locked limit down, 0 neither
+MAINTENANCE = 13  # overnight maintenance margin, dollars a contract
+VOLATILITY = 14  # EWMA(100) standard deviation of close changes, points, at least one tick
+AHEAD = 15  # points to the close `hindsight_lookahead` bars later; 0 unless that shaping term is on
+TAPE_COLUMNS = 16
+NO_ROLL, MEASURED, UNMEASURED = 0, 1, 2
+
+# Rows of the batch's state: `count` int32 [COUNT_ROWS, N] and `money` float64 [3, N].
+BAR, POSITION, AGE, STEPS, STOP, MIRRORED, DONE, EPISODE, SHORTS, FLATS, LONGS = range(11)
+COUNT_ROWS = 11
+MONEY_ROWS, POINTS_ROWS, FLAGS_ROWS = 3, 5, 7
+NET, BASIS, PEAK = 0, 1, 2
+
+# Rows of what a batch step reports: `points` float64 [5, N], `flags` int32 [7, N].
+PNL, GROSS, COST, FILL_PRICE, EQUITY = 0, 1, 2, 3, 4
+FILLED, FORCED, ROLLED, CAN_TRADE, END, OBSERVED, HELD = 0, 1, 2, 3, 4, 5, 6
+
+# Why an episode ended; the first terminates, the others truncate.
+END_REASONS = (None, "margin_call", "episode_bars", "end_of_data")
+RUNNING, MARGIN_CALL, EPISODE_BARS, END_OF_DATA = 0, 1, 2, 3
+
+NEXT_STEP, SAME_STEP, DISABLED = 0, 1, 2  # autoreset modes, as Gymnasium defines them
+POSITION_FIELDS = 6
+
+
+class Rules(NamedTuple):
+    """The game's constants, as `step_one` reads them.
+
+    max_contracts: largest position. tick, multiplier: the contract's. commission_points, commission_rate: a side costs
+    commission_points + commission_rate · close. min_hold: bars before the next order. touch: 1 lets a resting limit
+    fill when touched. depth: contracts a level where no size is known, 0 for unlimited. flat_at_close: 1 closes
+    positions at each session's last bar. margin: 0 turns the margin test off. intraday_usd: margin a contract inside a
+    session. initial_equity_usd: equity at reset.
+    """
+
+    max_contracts: int
+    tick: float
+    multiplier: float
+    commission_points: float
+    commission_rate: float
+    min_hold: int
+    touch: int
+    depth: int
+    flat_at_close: int
+    margin: int
+    intraday_usd: float
+    initial_equity_usd: float
+
+
+class Step(NamedTuple):
+    """What `step_one` returns.
+
+    position: contracts after the step. age: bars since the last change, `free_age` when unlocked by it. net: points
+    earned since reset. basis: Σ contracts × price of the open position. gross, cost: points of this step. filled:
+    signed contracts of the agent's order. fill_price: their average, NaN if none. forced: signed contracts closed by
+    the rules. rolled: contracts carried into a new contract. margin_call: 1 if equity fell short.
+    """
+
+    position: int
+    age: int
+    net: float
+    basis: float
+    gross: float
+    cost: float
+    filled: int
+    fill_price: float
+    forced: int
+    rolled: int
+    margin_call: int
+
+
+def free_age(min_hold: int) -> int:
+    """Age of an account that may trade at once; ages stop counting here."""
+    return 2 * max(1, min_hold)
+
+
+def walk_ticks(contracts: int, depth: int) -> int:
+    """Ticks that `contracts` pay together for walking a book of `depth` a level, Σ_k ⌊(k−1)/depth⌋; 0 is endless."""
+    if depth <= 0:
+        return 0
+    levels = contracts // depth
+    return depth * (levels * (levels - 1) // 2) + levels * (contracts - levels * depth)
+
+
+def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, urgency, closing, rules):
+    """One step of one account from the close of `bar` to the close of `nxt`.
+
+    Args:
+        bar, nxt: rows of the tape (float64 [16]) of bar t and bar t+1.
+        position: signed contracts at close t.
+        age: bars since the position last changed.
+        net: points earned since reset, costs deducted.
+        basis: Σ contracts × price of the open position.
+        direction, magnitude, order, urgency: the action, in the original market's terms.
+        closing: 1 if the position is to be closed at the close of bar t+1, as `flat_at_close` does.
+        rules: `Rules`.
+
+    Returns:
+        `Step`.
+    """
+    tick = rules.tick
+    eps = 1e-6 * tick  # prices of a decimal tick are not exact in binary
+    true_close = bar[CLOSE]
+    half = 0.5 * (bar[ASK] - bar[BID])
+    commission = rules.commission_points + rules.commission_rate * true_close
+    mark = nxt[CLOSE]
+    last = nxt[SESSION_LAST] != 0.0
+    flatten = closing != 0 or (rules.flat_at_close != 0 and last)
+    may_trade = age >= rules.min_hold and not flatten
+    gross = 0.0
+    cost = 0.0
+    filled = 0
+    fill_price = math.nan
+    forced = 0
+    rolled = 0
+    shift = 0.0
+
+    # Roll. A price gap between contracts is never profit and loss.
+    if nxt[ROLL] == UNMEASURED:
+        if position != 0:
+            forced = -position
+            cost += abs(position) * (half + commission)
+            position = 0
+            basis = 0.0
+        age = free_age(rules.min_hold)
+        may_trade = False
+    else:
+        if nxt[ROLL] == MEASURED:
+            shift = nxt[GAP]
+            if position != 0:
+                rolled = abs(position)
+                cost += rolled * (2.0 * half + 2.0 * commission)
+                basis += position * shift
+        gross += position * (mark - true_close - shift)
+        age = min(age + 1, free_age(rules.min_hold))
+
+    # The agent's order, in prices times its side: a sell is a buy in the reflected market.
+    quantity = target_position(direction, magnitude, rules.max_contracts) - position
+    if may_trade and quantity != 0:
+        side = 1 if quantity > 0 else -1
+        wanted = abs(quantity)
+        if side > 0:
+            near, far, size, low = bar[BID], bar[ASK], bar[ASK_SIZE], nxt[LOW]
+        else:
+            near, far, size, low = -bar[ASK], -bar[BID], bar[BID_SIZE], -nxt[HIGH]
+        near += side * shift
+        far += side * shift
+        close = side * (true_close + shift)
+        opening = side * nxt[OPEN]
+        after_break = nxt[AFTER_BREAK] != 0.0
+        depth = rules.depth
+        if not math.isnan(size):
+            depth = max(1, int(size))
+
+        taking = 0  # contracts that take liquidity, from `price` on, against the reference price `reference`
+        resting = 0  # contracts that rest and fill at `limit`
+        price = opening + half
+        reference = opening
+        limit = math.inf
+        if nxt[LOCK] * side > 0.0:
+            pass  # nobody sells at limit up
+        elif order == 0:
+            taking = wanted
+            if urgency == 0:
+                reference = side * 0.25 * (nxt[OPEN] + nxt[HIGH] + nxt[LOW] + mark)
+                price = reference + half
+            elif urgency == 2 and not after_break:
+                reference = close
+                # Never better than the last trade, which a late quote may have left behind.
+                price = max(far + tick, close)
+        elif order == 1:
+            limit = (math.floor(near / tick + 1e-6) + (urgency - 1)) * tick
+            if (after_break or limit >= far - eps) and price <= limit + eps:
+                taking = wanted
+            elif low <= limit - (0.0 if rules.touch != 0 else tick) + eps:
+                resting = wanted
+        else:
+            limit = far + urgency * tick
+            if price <= limit + eps:
+                taking = wanted
+                if not math.isnan(size):
+                    taking = min(taking, int(size))
+
+        # The k-th contract pays ⌊(k−1)/depth⌋ ticks more, but no order pays more than its limit.
+        if taking > 0 and depth > 0 and limit < math.inf:
+            within = depth * (math.floor((limit - price) / tick + 1e-6) + 1)
+            if taking > within:
+                if order == 1 and low <= limit - (0.0 if rules.touch != 0 else tick) + eps:
+                    resting = taking - within
+                taking = within
+        count = taking + resting
+        if count > 0:
+            walked = walk_ticks(taking, depth) * tick
+            filled = side * count
+            cost += taking * (price - reference) + walked + count * commission
+            # In side prices a bought contract earns side·mark − reference.
+            if taking > 0:
+                gross += taking * (side * mark - reference)
+            if resting > 0:
+                gross += resting * (side * mark - limit)
+            paid = taking * price + walked
+            if resting > 0:
+                paid += resting * limit
+            fill_price = side * paid / count
+            after = position + filled
+            if position * filled >= 0:
+                basis += side * count * fill_price
+            elif position * after > 0:
+                basis *= after / position
+            else:
+                basis = after * fill_price
+            position = after
+            age = 1
+
+    # Session-end flatten, then margin, both at the close of bar t+1.
+    if flatten and position != 0:
+        forced -= position
+        cost += abs(position) * (half + commission)
+        position = 0
+        basis = 0.0
+        age = free_age(rules.min_hold)
+    margin_call = 0
+    if rules.margin != 0:
+        equity = rules.initial_equity_usd + rules.multiplier * (net + (gross - cost))
+        required = nxt[MAINTENANCE] if last else rules.intraday_usd
+        if equity < abs(position) * required:
+            margin_call = 1
+            if position != 0:
+                forced -= position
+                cost += abs(position) * (half + commission)
+                position = 0
+                basis = 0.0
+                age = free_age(rules.min_hold)
+    return Step(
+        position, age, net + (gross - cost), basis, gross, cost, filled, fill_price, forced, rolled, margin_call
+    )
+
+
+def position_fields(row, position, age, net, basis, peak, fraction_left, mirrored, rules):
+    """The observation's position fields, all bounded.
+
+    Returns:
+        exposure in [−1, 1] (negated in a mirrored episode); unrealized points over max_contracts × volatility, in
+        [−10, 10]; age over min_hold, in [0, 2]; drawdown over initial equity, in [0, 10]; can-trade, 0 or 1; fraction
+        of the session left, in [0, 1].
+    """
+    sign = -1.0 if mirrored != 0 else 1.0
+    unrealized = (position * row[CLOSE] - basis) / (rules.max_contracts * row[VOLATILITY])
+    drawdown = (peak - net) * rules.multiplier / rules.initial_equity_usd
+    return (
+        sign * position / rules.max_contracts,
+        min(10.0, max(-10.0, unrealized)),
+        age / max(1, rules.min_hold),
+        min(10.0, max(0.0, drawdown)),
+        1.0 if age >= rules.min_hold else 0.0,
+        fraction_left,
+    )
+
+
+def philox(counter0, counter1, counter2, counter3, key0, key1):
+    """Philox 4×32-10 (Salmon et al. 2011): four random 32-bit words, bit for bit alike on every device."""
+    mask = 0xFFFFFFFF
+    for _ in range(10):
+        product0 = counter0 * 0xD2511F53
+        product1 = counter2 * 0xCD9E8D57
+        # Masking after the shift keeps the words right in wrapping 64-bit integers as in Python's own.
+        high0 = (product0 >> 32) & mask
+        high1 = (product1 >> 32) & mask
+        counter0, counter2 = high1 ^ counter1 ^ key0, high0 ^ counter3 ^ key1
+        counter1, counter3 = product1 & mask, product0 & mask
+        key0 = (key0 + 0x9E3779B9) & mask
+        key1 = (key1 + 0xBB67AE85) & mask
+    return counter0, counter1, counter2, counter3
+
+
+def draw_episode(seed, env, episode, num_starts, mirror_prob):
+    """Draw of an episode, keyed by (seed, environment) and counted by the episode.
+
+    Returns:
+        ``(index of the start in [0, num_starts), mirrored 0 or 1)``.
+    """
+    mask = 0xFFFFFFFF
+    words = philox(episode & mask, 0, (seed >> 32) & mask, 0, seed & mask, env & mask)
+    mirrored = 1 if words[0] < mirror_prob * 4294967296.0 else 0
+    return ((words[1] * num_starts) >> 32) & mask, mirrored
+
+
+def read_row(tape, bar):
+    """Row `bar` of the tape as 16 numbers; a view of the array would cost every thread an atomic reference count."""
+    return (
+        tape[bar, 0], tape[bar, 1], tape[bar, 2], tape[bar, 3], tape[bar, 4], tape[bar, 5], tape[bar, 6],
+        tape[bar, 7], tape[bar, 8], tape[bar, 9], tape[bar, 10], tape[bar, 11], tape[bar, 12], tape[bar, 13],
+        tape[bar, 14], tape[bar, 15],
+    )  # fmt: skip
+
+
+def reset_account(i, count, money, start, stop, mirrored, rules):
+    """Put account `i` of the batch at bar `start`, flat and unlocked."""
+    count[BAR, i] = start
+    count[POSITION, i] = 0
+    count[AGE, i] = free_age(rules.min_hold)
+    count[STEPS, i] = 0
+    count[STOP, i] = stop
+    count[MIRRORED, i] = mirrored
+    count[DONE, i] = 0
+    count[SHORTS, i] = 0
+    count[FLATS, i] = 0
+    count[LONGS, i] = 0
+    money[NET, i] = 0.0
+    money[BASIS, i] = 0.0
+    money[PEAK, i] = 0.0
+
+
+def reset_random(i, count, money, keys, starts, bars, mirror_prob, rules):
+    """Start account `i`'s next episode at a drawn bar."""
+    index, mirrored = draw_episode(keys[0, i], keys[1, i], count[EPISODE, i], len(starts), mirror_prob)
+    reset_account(i, count, money, starts[index], bars - 1, mirrored, rules)
+    count[EPISODE, i] += 1
+
+
+def write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules):
+    """Write row `i` of `obs` (float32 [N, window·F + 6]): features of the last `window` bars, then position fields."""
+    bar = count[BAR, i]
+    mirrored = count[MIRRORED, i]
+    features = table.shape[1]
+    for w in range(window):
+        row = max(bar - (window - 1 - w), first[bar])
+        base = w * features
+        if mirrored != 0:
+            for j in range(features):
+                obs[i, base + j] = mirror[1, j] * table[row, int(mirror[0, j])] + mirror[2, j]
+        else:
+            for j in range(features):
+                obs[i, base + j] = table[row, j]
+    exposure, unrealized, age, drawdown, can_trade, left = position_fields(
+        read_row(tape, bar), count[POSITION, i], count[AGE, i], money[NET, i], money[BASIS, i], money[PEAK, i],
+        fraction[bar], mirrored, rules,
+    )  # fmt: skip
+    base = window * features
+    obs[i, base] = exposure
+    obs[i, base + 1] = unrealized
+    obs[i, base + 2] = age
+    obs[i, base + 3] = drawdown
+    obs[i, base + 4] = can_trade
+    obs[i, base + 5] = left
+
+
+def advance(
+    i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions,
+    obs, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop,
+    rules, shaping, shaped,
+):  # fmt: skip
+    """One step of account `i` of a batch: rule, reward, end of episode, autoreset and observation.
+
+    Arrays are those of `fox_env.engine.Engine`. `episode_bars` 0 lets episodes run to their last bar; `close_at_stop` 1
+    closes the position there, with its costs.
+    """
+    flags[FILLED, i] = 0
+    flags[FORCED, i] = 0
+    flags[ROLLED, i] = 0
+    flags[END, i] = RUNNING
+    points[PNL, i] = 0.0
+    points[GROSS, i] = 0.0
+    points[COST, i] = 0.0
+    points[FILL_PRICE, i] = math.nan
+    reward[i] = 0.0
+    if shaped != 0:
+        for j in range(4):
+            terms[j, i] = 0.0
+    if count[DONE, i] != 0:
+        # A finished episode pays nothing; the next one starts here or waits for the user.
+        if autoreset == NEXT_STEP:
+            reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
+    else:
+        bar = count[BAR, i]
+        row = read_row(tape, bar)
+        nxt = read_row(tape, bar + 1)
+        direction = actions[i, 0]
+        if count[MIRRORED, i] != 0:
+            direction = 2 - direction
+        closing = 1 if close_at_stop != 0 and bar + 1 == count[STOP, i] else 0
+        step = step_one(
+            row, nxt, count[POSITION, i], count[AGE, i], money[NET, i], money[BASIS, i],
+            direction, actions[i, 1], actions[i, 2], actions[i, 3], closing, rules,
+        )  # fmt: skip
+        net = step.gross - step.cost
+        value = base_reward(net, row[CLOSE], rules.max_contracts)
+        peak = max(money[PEAK, i], step.net)
+        if shaped != 0:
+            change = (
+                ((peak - step.net) - (money[PEAK, i] - money[NET, i])) * rules.multiplier / rules.initial_equity_usd
+            )
+            extra = shaping_terms(
+                shaping, count[SHORTS, i], count[FLATS, i], count[LONGS, i], step.position, nxt[AHEAD], step.gross,
+                row[VOLATILITY], row[CLOSE], rules.max_contracts, change,
+            )  # fmt: skip
+            for j in range(4):
+                terms[j, i] = extra[j]
+                value += extra[j]
+            if step.position < 0:
+                count[SHORTS, i] += 1
+            elif step.position > 0:
+                count[LONGS, i] += 1
+            else:
+                count[FLATS, i] += 1
+        reward[i] = value
+        count[BAR, i] = land[bar]
+        count[POSITION, i] = step.position
+        count[AGE, i] = step.age
+        count[STEPS, i] += 1
+        money[NET, i] = step.net
+        money[BASIS, i] = step.basis
+        money[PEAK, i] = peak
+        points[PNL, i] = net
+        points[GROSS, i] = step.gross
+        points[COST, i] = step.cost
+        points[FILL_PRICE, i] = step.fill_price
+        flags[FILLED, i] = step.filled
+        flags[FORCED, i] = step.forced
+        flags[ROLLED, i] = step.rolled
+        if step.margin_call != 0:
+            flags[END, i] = MARGIN_CALL
+        elif episode_bars != 0 and count[STEPS, i] >= episode_bars:
+            flags[END, i] = EPISODE_BARS
+        elif land[bar] >= count[STOP, i]:
+            flags[END, i] = END_OF_DATA
+        if flags[END, i] != RUNNING:
+            count[DONE, i] = 1
+            if autoreset == SAME_STEP:
+                write_observation(i, final_obs, tape, table, fraction, first, mirror, count, money, window, rules)
+    points[EQUITY, i] = rules.initial_equity_usd + rules.multiplier * money[NET, i]
+    flags[OBSERVED, i] = count[BAR, i]
+    flags[HELD, i] = count[POSITION, i]
+    flags[CAN_TRADE, i] = 1 if count[AGE, i] >= rules.min_hold else 0
+    if autoreset == SAME_STEP and count[DONE, i] != 0:
+        reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
+    write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)

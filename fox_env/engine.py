@@ -1,0 +1,446 @@
+"""A batch of accounts on one market: the arrays of the game, and `fox_env.dynamics` compiled over them.
+
+The faces (`vector_env`, `torchrl_env`), the back-test and the learner's collector all step an `Engine`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fox_env import actions, costs, dynamics, rewards
+from fox_env.market import Market
+
+SEED_LIMIT = 1 << 63
+
+
+@dataclass(frozen=True)
+class Game:
+    """The game's settings. Every field is a keyword of the environments.
+
+    Args:
+        max_contracts: contracts of a Full position, at least 1.
+        min_hold_bars: bars between a change of the position and the next order, at least 0.
+        spread_ticks: quoted spread where the market has no quotes, in ticks.
+        commission_usd_per_side: dollars a contract and side; None takes the contract's own.
+        commission_bps_round_trip: instead of dollars, basis points of the close for a round trip.
+        fill_rule: ``"through"`` fills a resting limit when price trades a tick beyond it; ``"touch"`` when it is
+            touched, which is optimistic.
+        depth_contracts: contracts a price level where the market shows no size; None for unlimited.
+        initial_equity_usd: equity at reset.
+        episode_bars: steps of an episode before it is truncated; 0 plays to the end of the data.
+        flat_at_close: close positions at each session's last bar.
+        margin: test margin after each step.
+        mirror_prob: probability that an episode is played in the mirror.
+        window: bars of market features in an observation, oldest first.
+        shaping: coefficients of the shaping terms by name (`fox_env.rewards.Shaping`).
+        hindsight_lookahead: bars ahead of the hindsight term.
+
+    Raises:
+        ValueError: a value out of range, named.
+    """
+
+    max_contracts: int = 4
+    min_hold_bars: int = 10
+    spread_ticks: float = 1.0
+    commission_usd_per_side: float | None = None
+    commission_bps_round_trip: float | None = None
+    fill_rule: str = "through"
+    depth_contracts: int | None = None
+    initial_equity_usd: float = 200_000.0
+    episode_bars: int = 1_000
+    flat_at_close: bool = False
+    margin: bool = True
+    mirror_prob: float = 0.0
+    window: int = 1
+    shaping: dict[str, float] = field(default_factory=dict)
+    hindsight_lookahead: int = 10
+
+    def __post_init__(self) -> None:
+        least = {"max_contracts": 1, "min_hold_bars": 0, "episode_bars": 0, "window": 1, "hindsight_lookahead": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value < 1 << 30:
+                raise ValueError(f"{name} is {value!r}, expected an integer of at least {low}")
+        if self.depth_contracts is not None and not (
+            isinstance(self.depth_contracts, int) and self.depth_contracts > 0
+        ):
+            raise ValueError(f"depth_contracts is {self.depth_contracts!r}, expected a positive integer or None")
+        for name in ("spread_ticks", "initial_equity_usd"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and (value > 0 if name == "initial_equity_usd" else value >= 0)):
+                raise ValueError(f"{name} is {value!r}, expected a positive number")
+        if not 0.0 <= self.mirror_prob <= 1.0:
+            raise ValueError(f"mirror_prob is {self.mirror_prob!r}, expected a probability in [0, 1]")
+        if self.fill_rule not in ("through", "touch"):
+            raise ValueError(f"fill_rule is {self.fill_rule!r}, expected 'through' or 'touch'")
+        for name, value in self.shaping.items():
+            if name not in rewards.SHAPING_TERMS or not np.isfinite(value):
+                raise ValueError(
+                    f"shaping {name}={value!r}, expected finite numbers for {', '.join(rewards.SHAPING_TERMS)}"
+                )
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether any shaping coefficient is not 0."""
+        return any(self.shaping.values())
+
+    def rules(self, market: Market) -> dynamics.Rules:
+        """The constants of `step_one` on that market."""
+        contract = market.contract
+        fixed, rate = costs.commission_terms(contract, self.commission_usd_per_side, self.commission_bps_round_trip)
+        return dynamics.Rules(
+            max_contracts=int(self.max_contracts),
+            tick=contract.tick,
+            multiplier=contract.multiplier,
+            commission_points=fixed,
+            commission_rate=rate,
+            min_hold=int(self.min_hold_bars),
+            touch=int(self.fill_rule == "touch"),
+            depth=self.depth_contracts or 0,
+            flat_at_close=int(self.flat_at_close),
+            margin=int(self.margin),
+            intraday_usd=contract.intraday_margin_usd,
+            initial_equity_usd=float(self.initial_equity_usd),
+        )
+
+    def starts(self, market: Market) -> np.ndarray:
+        """Bars at which a drawn episode may start (int32): decision bars with a whole episode ahead.
+
+        Raises:
+            ValueError: the market is shorter than an episode.
+        """
+        decisions = np.flatnonzero(market.decision).astype(np.int32)
+        ahead = max(1, self.episode_bars)
+        if len(decisions) <= ahead:
+            raise ValueError(
+                f"the market has {len(decisions)} bars to decide at, expected more than episode_bars = {ahead}"
+            )
+        return decisions[: len(decisions) - ahead]
+
+    def tape(self, market: Market) -> np.ndarray:
+        """The market as rows for `step_one`, float64 [T, 16]."""
+        lookahead = self.hindsight_lookahead if self.shaping.get("hindsight") else 0
+        return market.tape(self.spread_ticks, lookahead)
+
+
+def game_of(market: Market, settings: dict) -> Game:
+    """The game with `settings` over the market's own defaults (`Market.game`).
+
+    Raises:
+        TypeError: a setting that does not exist, named.
+    """
+    unknown = set(settings) - set(Game.__dataclass_fields__)
+    if unknown:
+        raise TypeError(
+            f"unknown setting {sorted(unknown)[0]!r}, expected one of {', '.join(Game.__dataclass_fields__)}"
+        )
+    return Game(**{**market.game, **settings})
+
+
+def observation_bounds(market: Market, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest observation, float32 [window·F + 6] each."""
+    features = window * market.features.shape[1]
+    low = np.full(features + dynamics.POSITION_FIELDS, -10.0, np.float32)
+    low[features:] = (-1.0, -10.0, 0.0, 0.0, 0.0, 0.0)
+    high = np.full(features + dynamics.POSITION_FIELDS, 10.0, np.float32)
+    high[features:] = (1.0, 10.0, 2.0, 10.0, 1.0, 1.0)
+    return low, high
+
+
+# Functions that a batch step calls, callees first.
+_COMPILED = (
+    actions.target_position, rewards.base_reward, rewards.visit_entropy, rewards.shaping_terms, dynamics.free_age,
+    dynamics.walk_ticks, dynamics.step_one, dynamics.position_fields, dynamics.philox, dynamics.draw_episode,
+    dynamics.read_row, dynamics.reset_account, dynamics.reset_random, dynamics.write_observation, dynamics.advance,
+)  # fmt: skip
+
+
+def compile_rule(jit) -> dict[str, object]:
+    """Compile the rule's functions with `jit`, each bound to the compiled forms of those that it calls."""
+    names = {**vars(rewards), **vars(dynamics)}
+    for function in _COMPILED:
+        bound = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+        names[function.__name__] = jit(bound)
+    return names
+
+
+def _source_stamp() -> int:
+    """Checksum of the rule's sources: numba's disk cache looks at the kernel's own file only."""
+    stamp = 0
+    for module in (actions, rewards, dynamics):
+        stamp = zlib.crc32(Path(module.__file__).read_bytes(), stamp)
+    return stamp
+
+
+# Below this many accounts waking the threads costs more than they save.
+_PARALLEL_FROM = 256
+
+
+@functools.cache
+def _cpu_kernels(parallel: bool) -> tuple[object, object]:
+    import numba
+
+    names = compile_rule(numba.njit(error_model="numpy"))
+    names["prange"] = numba.prange
+    stamp = _source_stamp()
+
+    def step_batch(
+        tape, table, fraction, land, first, starts, mirror, keys, count, money, actions,
+        obs, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop,
+        rules, shaping, shaped,
+    ):  # fmt: skip
+        stamp  # noqa: B018  a closure's values are part of the cache's key
+        for i in prange(count.shape[1]):  # noqa: F821
+            advance(  # noqa: F821
+                i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, obs, final_obs,
+                reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules,
+                shaping, shaped,
+            )  # fmt: skip
+
+    def reset_batch(
+        mask, given, tape, table, fraction, land, first, starts, mirror, keys, count, money, obs, window, mirror_prob,
+        rules,
+    ):  # fmt: skip
+        stamp  # noqa: B018
+        for i in prange(count.shape[1]):  # noqa: F821
+            if mask[i]:
+                reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)  # noqa: F821
+                if given[i] >= 0:
+                    count[0, i] = given[i]
+            write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)  # noqa: F821
+
+    def build(kernel):
+        bound = types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
+        bound.__qualname__ = kernel.__name__ + ("_parallel" if parallel else "")
+        return numba.njit(parallel=parallel, cache=True, error_model="numpy")(bound)
+
+    return build(step_batch), build(reset_batch)
+
+
+@functools.cache
+def _cuda_kernels() -> tuple[object, object]:
+    # numba-cuda still asks for a name that numpy 2.5 dropped.
+    if not hasattr(np, "row_stack"):
+        np.row_stack = np.vstack  # noqa: NPY201
+    from numba import cuda
+
+    names = compile_rule(cuda.jit(device=True, fma=False))
+    names["cuda"] = cuda
+
+    def step_batch(
+        tape, table, fraction, land, first, starts, mirror, keys, count, money, actions,
+        obs, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop,
+        rules, shaping, shaped,
+    ):  # fmt: skip
+        i = cuda.grid(1)
+        if i < count.shape[1]:
+            advance(  # noqa: F821
+                i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, obs, final_obs,
+                reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules,
+                shaping, shaped,
+            )  # fmt: skip
+
+    def reset_batch(
+        mask, given, tape, table, fraction, land, first, starts, mirror, keys, count, money, obs, window, mirror_prob,
+        rules,
+    ):  # fmt: skip
+        i = cuda.grid(1)
+        if i < count.shape[1]:
+            if mask[i]:
+                reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)  # noqa: F821
+                if given[i] >= 0:
+                    count[0, i] = given[i]
+            write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)  # noqa: F821
+
+    def build(kernel):
+        return cuda.jit(fma=False)(
+            types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
+        )
+
+    return build(step_batch), build(reset_batch)
+
+
+_BLOCK = 128
+
+
+class Engine:
+    """`num_envs` accounts that play one market side by side, stepped by one compiled call.
+
+    On the CPU every array is numpy, on CUDA a torch tensor of the same shape and dtype; they are overwritten by each
+    call. N is `num_envs`, F the number of features, W the window.
+
+    Args:
+        market: the market that all accounts play.
+        game: the settings.
+        num_envs: N.
+        device: ``"cpu"``, or a CUDA device for the kernel through numba-cuda.
+        autoreset: `dynamics.NEXT_STEP`, `SAME_STEP` or `DISABLED`.
+        close_at_stop: close each account's position at the close of its last bar.
+
+    Attributes:
+        obs, final_obs: float32 [N, W·F + 6]. `final_obs` is filled with SAME_STEP only.
+        reward: [N], float64 on the CPU, float32 on CUDA.
+        terms: shaping terms, float64 [4, N].
+        points: float64 [5, N]: pnl, gross, cost, fill price, equity in dollars.
+        flags: int32 [7, N]: filled, forced, rolled, can trade, end reason, bar observed, position.
+        count: int32 [11, N] and money: float64 [3, N], the accounts (`fox_env.dynamics`).
+        keys: int64 [2, N], seed and environment number of each account's generator.
+
+    Raises:
+        ValueError: the market is shorter than an episode, or `num_envs` is not positive.
+    """
+
+    def __init__(
+        self,
+        market: Market,
+        game: Game,
+        num_envs: int,
+        device: object = "cpu",
+        autoreset: int = dynamics.NEXT_STEP,
+        close_at_stop: bool = False,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        self.market, self.game, self.num_envs, self.device = market, game, int(num_envs), str(device)
+        self.rules = game.rules(market)
+        self.shaping = rewards.Shaping(**{name: float(value) for name, value in game.shaping.items()})
+        self.autoreset, self.close_at_stop = int(autoreset), int(close_at_stop)
+        self.is_cuda = self.device != "cpu"
+        low, _ = observation_bounds(market, game.window)
+        n = self.num_envs
+        shapes = {
+            "count": ((dynamics.COUNT_ROWS, n), np.int32),
+            "money": ((dynamics.MONEY_ROWS, n), np.float64),
+            "keys": ((2, n), np.int64),
+            "obs": ((n, len(low)), np.float32),
+            "final_obs": ((n, len(low)) if autoreset == dynamics.SAME_STEP else (1, 1), np.float32),
+            "reward": ((n,), np.float32 if self.is_cuda else np.float64),
+            "terms": ((4, n if game.is_shaped else 1), np.float64),
+            "points": ((dynamics.POINTS_ROWS, n), np.float64),
+            "flags": ((dynamics.FLAGS_ROWS, n), np.int32),
+        }
+        for name, (shape, dtype) in shapes.items():
+            setattr(self, name, self._upload(np.zeros(shape, dtype)))
+        shared = {
+            "tape": game.tape(market),
+            "table": market.observed,
+            "fraction": market.fraction_left,
+            "land": market.land,
+            "first": market.first,
+            "starts": game.starts(market),
+            "mirror": market.mirror,
+        }
+        for name, array in shared.items():
+            setattr(self, name, self._upload(array))
+        self.seed(np.zeros(n, np.int64), np.arange(n))
+
+    def _upload(self, array: np.ndarray) -> object:
+        if not self.is_cuda:
+            return np.ascontiguousarray(array)
+        import torch
+
+        return torch.as_tensor(np.ascontiguousarray(array), device=self.device)
+
+    def _launch(self, which: int, args: tuple) -> None:
+        if not self.is_cuda:
+            _cpu_kernels(self.num_envs >= _PARALLEL_FROM)[which](*args)
+            return
+        import torch
+        from numba import cuda
+
+        stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
+        blocks = (self.num_envs + _BLOCK - 1) // _BLOCK
+        args = tuple(cuda.as_cuda_array(a, sync=False) if isinstance(a, torch.Tensor) else a for a in args)
+        _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
+
+    def seed(self, seeds: np.ndarray, numbers: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Key the masked accounts' generators by (seeds[i], numbers[i]), from their first episodes on."""
+        mask = self._upload(np.ones(self.num_envs, bool) if mask is None else mask)
+        keys = self._upload(np.stack([np.asarray(seeds, np.int64), np.asarray(numbers, np.int64)]))
+        self.keys[:, mask] = keys[:, mask]
+        self.count[dynamics.EPISODE][mask] = 0
+
+    def reset(self, mask: np.ndarray | None = None, starts: np.ndarray | None = None) -> None:
+        """Start the next episode of the masked accounts (all by default), at drawn bars or at `starts`.
+
+        Raises:
+            ValueError: a start that is not a bar to decide at, or is the last one.
+        """
+        n = self.num_envs
+        mask = np.ones(n, bool) if mask is None else np.asarray(mask, bool)
+        given = np.full(n, -1, np.int32)
+        if starts is not None:
+            given[:] = starts
+            for bar in given[mask]:
+                self.market.check_start(int(bar))
+        self._launch(
+            1,
+            (
+                self._upload(mask), self._upload(given), self.tape, self.table, self.fraction, self.land, self.first,
+                self.starts, self.mirror, self.keys, self.count, self.money, self.obs, self.game.window,
+                float(self.game.mirror_prob), self.rules,
+            ),
+        )  # fmt: skip
+
+    def place(self, start: object, stop: object) -> None:
+        """Put every account flat at bar `start` [N], to play until bar `stop` [N], not mirrored."""
+        count, money = self.count, self.money
+        count[:] = 0
+        money[:] = 0.0
+        count[dynamics.BAR] = self._upload(np.asarray(start, np.int32))
+        count[dynamics.STOP] = self._upload(np.asarray(stop, np.int32))
+        count[dynamics.AGE] = dynamics.free_age(self.rules.min_hold)
+        self.observe()
+
+    def observe(self) -> None:
+        """Write `obs` from the accounts as they stand."""
+        none = np.zeros(self.num_envs, bool)
+        self._launch(
+            1,
+            (
+                self._upload(none), self._upload(none.astype(np.int32)), self.tape, self.table, self.fraction,
+                self.land, self.first, self.starts, self.mirror, self.keys, self.count, self.money, self.obs,
+                self.game.window, float(self.game.mirror_prob), self.rules,
+            ),
+        )  # fmt: skip
+
+    def step(self, actions: object) -> None:
+        """Play one bar with `actions`, int32 [N, 4] on the engine's device, values in [0, 3) (not checked here)."""
+        self._launch(
+            0,
+            (
+                self.tape, self.table, self.fraction, self.land, self.first, self.starts, self.mirror, self.keys,
+                self.count, self.money, actions, self.obs, self.final_obs, self.reward, self.terms, self.points,
+                self.flags, self.game.window, self.game.episode_bars, float(self.game.mirror_prob), self.autoreset,
+                self.close_at_stop, self.rules, self.shaping, int(self.game.is_shaped),
+            ),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, object]:
+        """Copies of the arrays that the next step depends on."""
+        return {name: _copy(getattr(self, name)) for name in ("count", "money", "keys")}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Restore `state_dict`; the next steps are then those of the saved engine, bit for bit.
+
+        Raises:
+            ValueError: an array of another shape.
+        """
+        for name in ("count", "money", "keys"):
+            mine = getattr(self, name)
+            if tuple(mine.shape) != tuple(state[name].shape):
+                raise ValueError(
+                    f"engine state {name} has shape {tuple(state[name].shape)}, expected {tuple(mine.shape)}"
+                )
+            mine[:] = state[name]
+        self.observe()
+
+
+def _copy(array: object) -> object:
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()

@@ -1,0 +1,479 @@
+"""What must hold of the game for any market and any actions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fox_env import FoxES, FoxESVectorEnv, dynamics
+from fox_env.engine import Game, compile_rule
+from tests.env.games import make_bars, make_market, play, random_market
+
+seeds = st.integers(0, 2**31)
+games = st.fixed_dictionaries(
+    {
+        "max_contracts": st.sampled_from([1, 2, 3, 4, 7]),
+        "min_hold_bars": st.sampled_from([0, 1, 3, 10]),
+        "fill_rule": st.sampled_from(["through", "touch"]),
+        "depth_contracts": st.sampled_from([None, 1, 2]),
+        "flat_at_close": st.booleans(),
+        "spread_ticks": st.sampled_from([0.0, 1.0, 2.0]),
+        "initial_equity_usd": st.sampled_from([3_000.0, 60_000.0, 200_000.0]),
+        "commission_bps_round_trip": st.sampled_from([None, 0.18]),
+    }
+)
+
+
+def random_actions(rng, *shape):
+    return rng.integers(0, 3, (*shape, 4)).astype(np.int32)
+
+
+@given(seeds, games)
+@settings(max_examples=60, deadline=None)
+def test_accounts_balance(seed, game):
+    rng = np.random.default_rng(seed)
+    market = random_market(rng)
+    infos = []
+    env = FoxES(market, episode_bars=0, **game)
+    observation, _ = env.reset(seed=seed)
+    assert observation in env.observation_space
+    while True:
+        observation, reward, terminated, truncated, info = env.step(rng.integers(0, 3, 4))
+        infos.append(info)
+        assert observation in env.observation_space
+        assert math.isfinite(reward)
+        assert abs(info["position"]) <= game["max_contracts"]
+        assert info["cost_points"] >= 0.0
+        assert type(info["position"]) is int
+        if terminated or truncated:
+            break
+    net = np.array([i["pnl_points"] for i in infos])
+    change = (infos[-1]["equity_usd"] - game["initial_equity_usd"]) / 50
+    assert abs(math.fsum(net) - change) <= 1e-9 * max(1.0, np.abs(net).sum())
+    # Positions change by what is filled and what is forced, and by nothing else.
+    moved = sum(i["filled"] + i["forced"] for i in infos)
+    assert moved == infos[-1]["position"]
+    if game["max_contracts"] == 1 and not game["flat_at_close"]:
+        assert {abs(i["position"]) for i in infos} <= {0, 1}
+
+
+@given(seeds, games)
+@settings(max_examples=25, deadline=None)
+def test_batch_equals_single(seed, game):
+    """numba's batch and plain Python agree bit for bit, mirrored episodes and windows included."""
+    rng = np.random.default_rng(seed)
+    market = random_market(rng)
+    game = {**game, "mirror_prob": 0.5, "window": 3, "episode_bars": 50,
+            "shaping": {"entropy": 0.1, "micro": 0.01, "hindsight": 0.2, "drawdown": 0.3}}  # fmt: skip
+    seeds_ = rng.integers(0, 1000, 3).tolist()
+    vector = FoxESVectorEnv(3, market, autoreset_mode=AutoresetMode.DISABLED, **game)
+    singles = [FoxES(market, **game) for _ in seeds_]
+    observations, infos = vector.reset(seed=seeds_)
+    for i, single in enumerate(singles):
+        observation, info = single.reset(seed=seeds_[i])
+        np.testing.assert_array_equal(observation, observations[i])
+        assert info["ts"] == infos["ts"][i]
+    for _ in range(120):
+        action = random_actions(rng, 3)
+        observations, rewards, terminated, truncated, infos = vector.step(action)
+        for i, single in enumerate(singles):
+            observation, reward, end, cut, info = single.step(action[i])
+            np.testing.assert_array_equal(observation, observations[i])
+            assert reward == rewards[i]
+            assert (end, cut) == (terminated[i], truncated[i])
+            for name, value in info.items():
+                if name == "reward_terms":
+                    assert value == {key: column[i] for key, column in infos[name].items()}
+                else:
+                    np.testing.assert_equal(infos[name][i], value, err_msg=name)
+        done = terminated | truncated
+        if done.any():
+            observations, infos = vector.reset(options={"reset_mask": done})
+            for i in np.flatnonzero(done):
+                np.testing.assert_array_equal(singles[i].reset()[0], observations[i])
+
+
+@given(seeds, games)
+@settings(max_examples=25, deadline=None)
+def test_the_mirror_earns_the_same(seed, game):
+    """Direction-swapped actions in the mirror earn the same rewards, bit for bit, and see the mirrored observation."""
+    rng = np.random.default_rng(seed)
+    market = random_market(rng)
+    plain = FoxES(market, episode_bars=0, **game)
+    mirrored = FoxES(market, episode_bars=0, mirror_prob=1.0, **game)
+    first, _ = plain.reset(seed=1, options={"start": 5})
+    second, _ = mirrored.reset(seed=1, options={"start": 5})
+    features = market.features.shape[1]
+    assert plain.action_masks().sum() == 12
+    while True:
+        assert second[0] == -first[0]  # odd
+        assert second[1] == pytest.approx(1.0 - first[1], abs=1e-6)  # complement(1)
+        assert (second[2], second[3]) == (first[3], first[2])  # swap
+        assert second[features] == -first[features]  # exposure
+        np.testing.assert_array_equal(second[features + 1 :], first[features + 1 :])
+        action = rng.integers(0, 3, 4)
+        swapped = action.copy()
+        swapped[0] = 2 - swapped[0]
+        first, reward, end, cut, info = plain.step(action)
+        second, same, *_, other = mirrored.step(swapped)
+        assert reward == same
+        np.testing.assert_equal(other, info)
+        if end or cut:
+            break
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_equity_falls_linearly_in_fees(seed):
+    """For fixed actions and without margin, each dollar a side costs a dollar a contract traded."""
+    rng = np.random.default_rng(seed)
+    market = random_market(rng)
+    actions = [tuple(a) for a in rng.integers(0, 3, (300, 4))]
+    ends = []
+    for fee in (0.0, 1.0, 2.0, 10.0):
+        infos = play(market, actions, start=2, margin=False, commission_usd_per_side=fee, min_hold_bars=2)
+        ends.append(infos[-1]["equity_usd"])
+    contracts = sum(abs(i["filled"]) + abs(i["forced"]) + 2 * i["rolled"] for i in infos)
+    np.testing.assert_allclose(np.subtract(ends[0], ends), np.array([0.0, 1.0, 2.0, 10.0]) * contracts, atol=1e-6)
+
+
+@given(
+    st.tuples(*[st.integers(-12, 12)] * 5), st.integers(0, 3),
+    st.tuples(*[st.sampled_from([0, 1, 2, 5, math.nan])] * 2),
+    st.tuples(*[st.integers(0, 2)] * 4), st.integers(-4, 4), st.sampled_from([0, 1]), st.sampled_from([0, 2]),
+    st.sampled_from([0, 1]),
+)  # fmt: skip
+@settings(max_examples=400, deadline=None)
+def test_a_sell_is_a_reflected_buy(ticks, spread, sizes, action, position, touch, depth, after_break):
+    """Prices p → 8000 − p with bid and ask exchanged turn every buy into the same sell."""
+    rules = Game(fill_rule="touch" if touch else "through", depth_contracts=depth or None).rules(
+        make_market(make_bars([(4000.0,) * 4] * 2))
+    )
+    close, opening, end, up, down = (0.25 * t for t in ticks)
+    half = 0.125 * spread
+
+    def rows(sign):
+        bar, nxt = [0.0] * 16, [0.0] * 16
+        bar[dynamics.CLOSE] = 4000 + sign * close
+        bid, ask = bar[dynamics.CLOSE] - half, bar[dynamics.CLOSE] + half
+        bar[dynamics.BID], bar[dynamics.ASK] = bid, ask
+        bar[dynamics.BID_SIZE], bar[dynamics.ASK_SIZE] = sizes if sign > 0 else sizes[::-1]
+        nxt[dynamics.OPEN], nxt[dynamics.CLOSE] = 4000 + sign * opening, 4000 + sign * end
+        high, low = max(opening, end) + abs(up), min(opening, end) - abs(down)
+        nxt[dynamics.HIGH] = 4000 + (high if sign > 0 else -low)
+        nxt[dynamics.LOW] = 4000 + (low if sign > 0 else -high)
+        nxt[dynamics.AFTER_BREAK] = after_break
+        return bar, nxt
+
+    direction, magnitude, order, urgency = action
+    one = dynamics.step_one(
+        *rows(1), position, 20, 0.0, position * 4000.0, direction, magnitude, order, urgency, 0, rules
+    )
+    two = dynamics.step_one(
+        *rows(-1), -position, 20, 0.0, -position * 4000.0, 2 - direction, magnitude, order, urgency, 0, rules
+    )
+    assert two.position == -one.position
+    assert two.filled == -one.filled
+    assert two.gross == pytest.approx(one.gross, abs=1e-9)
+    assert two.cost == pytest.approx(one.cost, abs=1e-9)
+    if one.filled:
+        assert two.fill_price == pytest.approx(8000 - one.fill_price, abs=1e-9)
+    if one.filled > 0 and order > 0:
+        # No order pays more than its limit.
+        bar = rows(1)[0]
+        limit = (
+            bar[dynamics.ASK] + 0.25 * urgency
+            if order == 2
+            else np.floor(bar[dynamics.BID] / 0.25) * 0.25 + 0.25 * (urgency - 1)
+        )
+        assert one.fill_price <= limit + 1e-9
+
+
+def test_a_million_random_steps():
+    """64 accounts, margin calls and resets included: observations finite and in space, accounts exact."""
+    rng = np.random.default_rng(0)
+    market = random_market(rng, 3_000)
+    env = FoxESVectorEnv(64, market, episode_bars=200, mirror_prob=0.5, initial_equity_usd=20_000.0, copy=False)
+    low, high = env.single_observation_space.low, env.single_observation_space.high
+    env.reset(seed=0)
+    engine = env.engine
+    total, absolute, ended = np.zeros(64), np.zeros(64), 0
+    actions = random_actions(rng, 500, 64)
+    for step in range(1_000_000 // 64):
+        done = engine.count[dynamics.DONE] != 0
+        total[done] = absolute[done] = 0.0
+        engine.step(actions[step % 500])
+        assert np.isfinite(engine.obs).all()
+        assert (engine.obs >= low).all()
+        assert (engine.obs <= high).all()
+        net = engine.points[dynamics.PNL]
+        total += net
+        absolute += np.abs(net)
+        change = (engine.points[dynamics.EQUITY] - 20_000.0) / 50
+        assert (np.abs(total - change) <= 1e-9 * np.maximum(1.0, absolute)).all()
+        ended += np.count_nonzero(engine.flags[dynamics.END] == dynamics.MARGIN_CALL)
+    assert ended > 100
+
+
+def test_a_million_steps_sum_to_the_cent():
+    """Float64 holds a million one-tick wins with costs exactly enough for cents (MES: $5 a point, $0.62 a side)."""
+    import numba
+
+    step_one = compile_rule(numba.njit)["step_one"]
+
+    @numba.njit
+    def run(up, down, rules, steps):
+        position, age, net, basis = 0, 2, 0.0, 0.0
+        for step in range(steps):
+            bar, nxt = (up, down) if step % 2 == 0 else (down, up)
+            result = step_one(bar, nxt, position, age, net, basis, 2 * (step % 2), 2, 0, 1, 0, rules)
+            position, age, net, basis = result.position, result.age, result.net, result.basis
+        return net
+
+    market = make_market(make_bars([(4000.0,) * 4, (4000.25,) * 4, (4000.0,) * 4]), "MES")
+    game = Game(min_hold_bars=0, margin=False, initial_equity_usd=100_000.0)
+    up, down = (tuple(row) for row in market.tape()[1:])
+    up, down = down, up
+    net = run(up, down, game.rules(market), 1_000_000)
+    # Trades are at the open, which is the bar's close, so that only carried positions move: −4 into each bar that falls
+    # from 4000.25 to 4000, +4 into each that rises: 999,999 × 1 point. Four contracts in the first step, eight in each
+    # other one, cost 0.125 + 0.62 / 5 = 0.249 points each.
+    exact = Fraction(999_999) - (4 + 8 * 999_999) * Fraction(249, 1000)
+    assert round(100 * 5 * net) == round(100 * 5 * exact)
+
+
+def test_philox_known_answers():
+    """Vectors of the Random123 distribution (Salmon et al. 2011)."""
+    assert dynamics.philox(0, 0, 0, 0, 0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    ones = 0xFFFFFFFF
+    assert dynamics.philox(*[ones] * 6) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+    pi = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)
+    assert dynamics.philox(*pi) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
+
+
+@given(seeds, st.integers(0, 2**63 - 1))
+@settings(max_examples=10, deadline=None)
+def test_environment_does_not_depend_on_the_batch(seed, key):
+    """Account i plays (seed, i), whatever the number of accounts; equal seeds give equal games, others differ."""
+    rng = np.random.default_rng(seed)
+    market = random_market(rng)
+    actions = random_actions(rng, 60, 8)
+    runs = []
+    for n in (8, 3, 8):
+        env = FoxESVectorEnv(n, market, episode_bars=20)
+        first, _ = env.reset(seed=key)
+        runs.append([first[:3], *(env.step(a[:n])[0][:3] for a in actions)])
+    np.testing.assert_array_equal(runs[0], runs[1])
+    np.testing.assert_array_equal(runs[0], runs[2])
+    assert not np.array_equal(np.asarray(runs[0])[:, 0], np.asarray(runs[0])[:, 1])
+
+
+def test_starts_are_uniform_over_whole_episodes():
+    market = make_market(make_bars([(4000.0,) * 4] * 21))
+    env = FoxES(market, episode_bars=10)
+    env.reset(seed=3)
+    first = market.ts[0]
+    counts = np.zeros(21, int)
+    for _ in range(2_200):
+        _, info = env.reset()
+        counts[(info["ts"] - first) // (market.ts[1] - first)] += 1
+    # Bars 0 to 10 have ten bars after them. χ² with 10 degrees of freedom: 29.6 is its .999 quantile.
+    assert counts[11:].sum() == 0
+    assert ((counts[:11] - 200.0) ** 2 / 200).sum() < 29.6
+
+
+def test_a_new_contract_without_history_is_skipped_until_warm():
+    market = random_market(np.random.default_rng(5), quotes=False)
+    cold = np.flatnonzero(~market.decision)
+    roll = int(np.flatnonzero(market.roll == dynamics.UNMEASURED)[0])
+    assert cold.tolist() == [0, 1, roll, roll + 1]
+    env = FoxES(market, episode_bars=0, margin=False)
+    env.reset(seed=0, options={"start": roll - 1})
+    _, _, _, _, info = env.step(np.array([2, 2, 0, 1]))
+    assert info["ts"] == market.ts[roll + 2]
+    assert info["position"] == 0
+
+
+def test_price_gap_between_contracts_is_never_earned():
+    """On constant prices with a constant spread between contracts every roll costs exactly its costs."""
+    from fox_env.data.rolls import Segment
+    from tests.env.games import MINUTES, MORNING
+
+    old = make_bars([(4000.0,) * 4] * 10)
+    new = make_bars([(4031.5,) * 4] * 10, start=MORNING + 25 * MINUTES)
+    market = make_market([Segment("A", old, 0, 0.0), Segment("B", new, 5, 31.5)])
+    infos = play(market, [(2, 2, 0, 1)] * (len(market) - 1))
+    assert sum(i["gross_points"] for i in infos) == 0.0
+    rolled = [i for i in infos if i["rolled"]]
+    assert len(rolled) == 1
+    assert rolled[0]["cost_points"] == pytest.approx(4 * (0.25 + 0.09))
+
+
+def test_shaping_is_reported_apart_from_the_return():
+    market = random_market(np.random.default_rng(1))
+    actions = [tuple(a) for a in np.random.default_rng(2).integers(0, 3, (100, 4))]
+    plain = play(market, actions, start=2)
+    shaped = play(market, actions, start=2, shaping={"entropy": 0.5, "hindsight": 1.0, "micro": 0.1, "drawdown": 2.0})
+    for one, two in zip(plain, shaped, strict=True):
+        assert one["pnl_points"] == two["pnl_points"]
+        assert two["reward"] == pytest.approx(one["reward"] + sum(two["reward_terms"].values()), abs=1e-15)
+        assert one["reward_terms"] == {}
+    # The entropy term telescopes to coefficient × entropy of the visits, the drawdown term to the final drawdown.
+    visits = [sum(np.sign(i["position"]) == s for i in shaped) for s in (-1, 0, 1)]
+    shares = np.array([v for v in visits if v]) / 100
+    entropy = -(shares * np.log(shares)).sum() / np.log(3)
+    assert sum(i["reward_terms"]["entropy"] for i in shaped) == pytest.approx(0.5 * entropy)
+    equity = np.array([200_000.0, *(i["equity_usd"] for i in shaped)])
+    drawdown = equity.max() - equity[-1]
+    assert sum(i["reward_terms"]["drawdown"] for i in shaped) == pytest.approx(-2.0 * drawdown / 200_000, abs=1e-12)
+
+
+def test_hindsight_never_looks_past_the_end_or_into_a_roll_gap():
+    market = random_market(np.random.default_rng(3))
+    ahead = market.tape(1.0, 10)[:, dynamics.AHEAD]
+    assert ahead[-1] == 0.0
+    closes = market.bars.close
+    roll = int(np.flatnonzero(market.roll == dynamics.MEASURED)[0])
+    assert ahead[roll - 1] == pytest.approx(closes[roll + 9] - closes[roll - 1] - market.gap[roll])
+    half = market.slice(0, 100).tape(1.0, 10)[:, dynamics.AHEAD]
+    assert half[95] == pytest.approx(closes[99] - closes[95])
+
+
+def test_market_survives_a_round_trip_to_disk(tmp_path):
+    market = random_market(np.random.default_rng(4))
+    market.save(tmp_path / "market.npz")
+    loaded = type(market).load(tmp_path / "market.npz")
+    assert loaded.fingerprint == market.fingerprint
+    np.testing.assert_array_equal(loaded.tape(), market.tape())
+    np.testing.assert_array_equal(loaded.mirror, market.mirror)
+    np.testing.assert_array_equal(loaded.observed, market.observed)
+    assert [p.name for p in tmp_path.iterdir()] == ["market.npz"]
+    (tmp_path / "bad.npz").write_bytes(b"no")
+    with pytest.raises(ValueError, match="is not a saved market"):
+        type(market).load(tmp_path / "bad.npz")
+
+
+def test_windows_end_at_the_contract():
+    market = random_market(np.random.default_rng(6))
+    env = FoxES(market, window=4, episode_bars=0)
+    roll = int(np.flatnonzero(market.roll == dynamics.UNMEASURED)[0])
+    start = roll + 3  # the contract's second warm bar
+    observation, _ = env.reset(seed=0, options={"start": start})
+    rows = observation[:16].reshape(4, 4)
+    np.testing.assert_array_equal(rows, market.observed[[roll + 2, roll + 2, roll + 2, roll + 3]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_contracts": 0}, "max_contracts is 0"),
+        ({"max_contracts": 2.5}, "max_contracts is 2.5"),
+        ({"min_hold_bars": -1}, "min_hold_bars is -1"),
+        ({"fill_rule": "best"}, "fill_rule is 'best'"),
+        ({"mirror_prob": 1.5}, "mirror_prob is 1.5"),
+        ({"spread_ticks": math.nan}, "spread_ticks is nan"),
+        ({"initial_equity_usd": 0.0}, "initial_equity_usd is 0.0"),
+        ({"commission_usd_per_side": -1.0}, "commission_usd_per_side is -1.0"),
+        ({"commission_usd_per_side": 1.0, "commission_bps_round_trip": 0.18}, "exclude each other"),
+        ({"shaping": {"luck": 1.0}}, "shaping luck"),
+        ({"episode_bars": 500}, "the market has 9 bars"),
+        ({"depth_contracts": 0}, "depth_contracts is 0"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), **{"episode_bars": 2, **settings})
+
+
+def test_unknown_settings_and_markets_are_refused():
+    with pytest.raises(TypeError, match="unknown setting 'leverage'"):
+        FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), leverage=2)
+    with pytest.raises(TypeError, match="market is 3"):
+        FoxES(3)
+
+
+@pytest.mark.parametrize(
+    "action", [[0, 0, 0, 3], [-1, 0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0], 5, [[0, 0, 0, 0]], [np.nan, 0, 0, 0], ["a"] * 4]
+)
+def test_bad_actions_are_refused(action):
+    env = FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), episode_bars=2)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="action"):
+        env.step(action)
+
+
+def test_stepping_after_the_end_is_refused():
+    env = FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), episode_bars=1)
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step([0, 0, 0, 0])
+    env.reset(seed=0)
+    env.step([0, 0, 0, 0])
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step([0, 0, 0, 0])
+
+
+def test_two_resets_with_one_seed_are_one_game():
+    market = random_market(np.random.default_rng(7))
+    env = FoxES(market, episode_bars=30, mirror_prob=0.5)
+    actions = np.random.default_rng(8).integers(0, 3, (1_000, 4))
+
+    def rollout():
+        seen = [env.reset(seed=11)[0]]
+        for action in actions:
+            observation, reward, end, cut, _ = env.step(action)
+            seen.append(np.append(observation, reward))
+            if end or cut:
+                seen.append(env.reset()[0])
+        return np.concatenate(seen)
+
+    np.testing.assert_array_equal(rollout(), rollout())
+
+
+def test_returned_observations_are_not_overwritten():
+    market = random_market(np.random.default_rng(9))
+    env = FoxES(market, episode_bars=30)
+    first, _ = env.reset(seed=0)
+    kept = first.copy()
+    second = env.step([2, 2, 0, 1])[0]
+    env.step([0, 2, 0, 1])
+    np.testing.assert_array_equal(first, kept)
+    vector = FoxESVectorEnv(2, market, episode_bars=30)
+    first, _ = vector.reset(seed=0)
+    kept = first.copy()
+    second = vector.step([[2, 2, 0, 1]] * 2)
+    saved = [np.copy(x) for x in second[:4]]
+    vector.step([[0, 2, 0, 1]] * 2)
+    np.testing.assert_array_equal(first, kept)
+    for array, copy in zip(second[:4], saved, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_split_normalizes_on_the_training_part_only():
+    market = random_market(np.random.default_rng(10), 3_000)
+    train, valid, test = market.split(0.5, 0.25)
+    assert len(train) + len(valid) + len(test) == len(market)
+    assert train.normalizer is valid.normalizer is test.normalizer
+    assert train.normalizer.last_ts == train.ts[-1] < valid.ts[0]
+    for before, after in ((train, valid), (valid, test)):
+        assert before.session[-1] != after.session[0]
+    changed = replace(
+        market, features=np.concatenate([market.features[: len(train)], market.features[len(train) :] * 7])
+    )
+    np.testing.assert_array_equal(changed.split(0.5, 0.25)[0].normalizer.scale, train.normalizer.scale)
+    day = np.datetime64(0, "D") + int(valid.session[0])
+    end = np.datetime64(0, "D") + int(test.session[0])
+    by_date = market.split(train_end=str(day), valid_end=str(end))
+    assert [len(p) for p in by_date] == [len(train), len(valid), len(test)]
+    with pytest.raises(ValueError, match="train_end is 'soon'"):
+        market.split(train_end="soon", valid_end="later")
+    with pytest.raises(ValueError, match="leaves a part empty"):
+        market.split(train_end="1999-01-01", valid_end="2000-01-01")
+    with pytest.raises(ValueError, match="sum under 1"):
+        market.split(0.9, 0.2)
