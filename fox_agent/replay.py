@@ -116,7 +116,7 @@ class Priorities:
         if self.max_within_buffer and self._learned:
             stored = torch.where(self._waits_C, EMPTY, self._raw_C).amax()
             self._known_max.copy_(torch.where(stored < 0, self._known_max, stored))
-        return torch.where(self._known_max < 0, FIRST_PRIORITY, self._known_max)
+        return self._known_or_first()
 
     def insert(self, index_B: Tensor) -> None:
         """Give new items their first priority; rows with a negative index are ignored.
@@ -126,7 +126,7 @@ class Priorities:
         """
         slot_B = torch.where(index_B < 0, self.capacity, index_B)
         self._write(slot_B, self.max_raw().expand(len(slot_B)))
-        self._waits_C[slot_B] = True
+        self._waits_C.index_fill_(0, slot_B, True)
 
     def update(self, index_B: Tensor, priority_B: Tensor, *, echoes: bool = False) -> None:
         """Set raw priorities; of equal indices the last in batch order wins, rows with a negative index are ignored.
@@ -138,19 +138,24 @@ class Priorities:
             index_B: int64 [B], below C.
             priority_B: float [B], raw priorities: unweighted losses or |TD errors|.
             echoes: priorities equal to `max_raw` may be the sampler's own default handed back: such rows keep waiting.
+
+        Raises:
+            ValueError: the shapes differ.
         """
+        if priority_B.shape != index_B.shape:
+            raise ValueError(f"priority_B has shape {tuple(priority_B.shape)}, expected {tuple(index_B.shape)}")
         slot_B = torch.where(index_B < 0, self.capacity, index_B)
         raw_B = torch.where(index_B < 0, 0.0, priority_B.to(torch.float32))
         finite_B = torch.isfinite(raw_B)
         self._replaced += raw_B.numel() - (finite_B & (raw_B >= 0)).sum()
-        default = self.max_raw() if echoes else torch.where(self._known_max < 0, FIRST_PRIORITY, self._known_max)
+        default = self.max_raw() if echoes else self._known_or_first()
         raw_B = torch.where(finite_B, raw_B.abs(), default)
         echo_B = (raw_B == default) & echoes
         largest = torch.where((index_B < 0) | ~finite_B | echo_B, EMPTY, raw_B).amax()
         torch.maximum(self._known_max, largest, out=self._known_max)
         if not self._learned and (not echoes or largest >= 0):
             self._learned = True
-            self._raw_C.copy_(torch.where(self._waits_C & (self._raw_C >= 0), self.max_raw(), self._raw_C))
+            self._raw_C.copy_(torch.where(self._raw_C < 0, EMPTY, self.max_raw()))  # all items still wait
             self._rebuild()
         self._write(slot_B, raw_B)
         tree_ops.scatter_last_(self._waits_C, slot_B, self._waits_C[slot_B] & echo_B)
@@ -200,6 +205,9 @@ class Priorities:
             "alpha": self._alpha,
             "beta": self._beta,
         }
+
+    def _known_or_first(self) -> Tensor:
+        return torch.where(self._known_max < 0, FIRST_PRIORITY, self._known_max)
 
     def _leaf(self, raw: Tensor) -> Tensor:
         return torch.where(raw < 0, 0.0, (raw.double() + self.eps) ** self._alpha)
@@ -583,7 +591,7 @@ class TransitionReplay:
         """
         _check_state("replay", state, capacity=self.capacity)
         self._written.copy_(state["written"])
-        self._generator.set_state(state["generator"])
+        self._generator.set_state(state["generator"].cpu())  # wherever the checkpoint was mapped to
         for name, value in _under("fields.", state).items():
             self._fields[name].copy_(value)
         self.priorities.load_state_dict(_under("priorities.", state))

@@ -187,9 +187,7 @@ def _short_days(year: int) -> dict[dt.date, tuple[int, int] | None]:
         days[independence - _DAY] = (12, 15)
     days[christmas - _DAY] = (12, 15)
     days[_observed(christmas)] = None
-    new_year = dt.date(year, 1, 1)
-    if new_year.weekday() != 5:  # one on a Saturday is not kept on the Friday, which ends the old year
-        days[_observed(new_year)] = None
+    days[_observed(dt.date(year, 1, 1))] = None  # of a Saturday: a day of the year before, which does not keep it
     # The payroll report comes out on the first Friday of a month; on that Good Friday futures trade until 08:15.
     days[good_friday] = (8, 15) if good_friday.day <= 7 and good_friday.month == 4 else None
     days.update((day, (8, 30)) for day in _MOURNING if day.year == year)

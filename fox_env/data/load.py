@@ -116,7 +116,10 @@ def load_segments(
     if not total:
         raise ValueError(f"{path} holds no usable bar of {symbol!r} in trading hours")
     for key, what in (
-        ("impossible_returns", f"lie impossibly far ({IMPOSSIBLE_STEP:.0%} at once) from the close before them"),
+        (
+            "impossible_returns",
+            f"have impossible returns (over {IMPOSSIBLE_STEP:.0%} between a close and the next open)",
+        ),
         ("rows_overlapping", "start before the one before has ended"),
     ):
         count = int(quality[key])

@@ -178,7 +178,7 @@ def _gap(old: Bars, new: Bars) -> float:
         return np.nan
     ends = np.array([new.ts[row], old.ts[-1]])
     session = sessions(np.array([new.start[row], old.start[-1]]), ends).session
-    return float(new.close[row] - old.close[-1]) 
+    return float(new.close[row] - old.close[-1]) if session[0] == session[1] else np.nan
 
 
 def _add(quality: dict[str, int | str], key: str, count: int) -> None:

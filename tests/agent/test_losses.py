@@ -181,6 +181,14 @@ def test_projection_with_reward_0_and_discount_1_is_the_identity_bit_for_bit() -
     assert torch.equal(project(probs, torch.zeros(3), torch.ones(3), support(-0.34, 16.22, torch.float32)), probs)
 
 
+def test_a_small_reward_is_not_lost_beside_large_bounds() -> None:
+    # float32 values near 1e6 are 1/16 apart; 11 atoms, dz = 1: a reward of .3 moves .3 of the mass one atom up.
+    probs = torch.zeros(1, 1, 11)
+    probs[0, 0, 4] = 1
+    out = project(probs, torch.tensor([0.3]), torch.ones(1), support(1e6, 1e6 + 10, torch.float32))
+    assert out[0, 0, 4:6].tolist() == pytest.approx([0.7, 0.3], abs=1e-6)
+
+
 def test_projection_keeps_the_mass_on_a_hundred_thousand_ugly_supports() -> None:
     g = torch.Generator().manual_seed(1)
     ugly = [
@@ -742,6 +750,14 @@ def test_outside_share_is_over_samples_with_a_live_branch() -> None:
     live = torch.tensor([[1.0] * 4, [0.0] * 4, [1.0] * 4, [0.0] * 4], dtype=F64)
     batch = args[3]._replace(reward_B=reward, discount_B=discount, branch_weight_BK=live)
     assert total_loss(*args[:3], batch, coefficients()).terms["outside"].item() == pytest.approx(0.5)
+
+
+def test_the_quantile_loss_uses_the_distributional_heads_greedy_actions() -> None:
+    online, following, target, batch = problem()
+    out = total_loss(online, following, target, batch, coefficients())
+    assert torch.equal(out.greedy_BK, expected_q(following.value_BN, following.adv_BKMN, support(-2, 2)).argmax(2))
+    _, unweighted = quantile_huber_loss(*online[2:], *target[2:], batch.action_BK, out.greedy_BK, *batch[1:5])
+    assert torch.equal(out.priority_B, unweighted)
 
 
 def test_without_a_quantile_head() -> None:

@@ -182,11 +182,13 @@ def test_a_default_nobody_measured_does_not_outlive_the_first_update():
 
 
 def test_a_priority_that_was_given_is_not_revalued():
-    core = make_priorities(alpha=1.0, eps=0.0)
+    # Ones that were measured are known, unlike the default of 1.
+    core = make_priorities(alpha=1.0, eps=0.0, max_within_buffer=False)
     core.insert(torch.arange(4))
     core.update(torch.arange(4), torch.ones(4))
     core.update(torch.tensor([2]), torch.tensor([0.1]))
-    assert core.leaf_C[:4].tolist() == pytest.approx([1, 1, 0.1, 1])
+    core.insert(torch.tensor([4]))
+    assert core.leaf_C[:5].tolist() == pytest.approx([1, 1, 0.1, 1, 1])
 
 
 @pytest.mark.parametrize("beta", [0.4, 1.0])
@@ -230,13 +232,17 @@ def test_a_first_update_of_nothing_but_nan_teaches_nothing():
 
 
 def test_rows_with_a_negative_index_are_ignored():
-    core = make_priorities(32, alpha=1.0, eps=0.0)
+    core = make_priorities(32, alpha=1.0, eps=0.5)
     core.insert(torch.tensor([-1, 4]))
+    assert core.total == 1.5
+    core.update(torch.tensor([-1, -1]), torch.tensor([9.0, float("nan")]))
+    core.insert(torch.tensor([-1, 5]))
+    assert core.total == 3
     core.update(torch.tensor([-1, 4, -1]), torch.tensor([9.0, 2.0, float("nan")]))
-    assert core.total == 2
+    core.insert(torch.tensor([6]))
+    assert core.leaf_C[4:7].tolist() == [2.5, 1.5, 2.5]
+    assert core.total == 6.5
     assert core.replaced == 0
-    core.insert(torch.tensor([5]))
-    assert core.total == 4
 
 
 def test_changing_alpha_equals_a_rebuild():
@@ -674,6 +680,8 @@ def test_wrong_use_is_refused():
         replay.sample(5)
     with pytest.raises(ValueError, match="9 transitions, expected at most the capacity, 8"):
         replay.extend(make_batch(9))
+    with pytest.raises(ValueError, match=r"priority_B has shape \(2, 1\), expected \(2,\)"):
+        replay.update(torch.tensor([0, 1]), torch.ones(2, 1))
     batch = make_batch(4)
     with pytest.raises(ValueError, match=r"action has shape \(4, 3\), expected \(4, 4\)"):
         replay.extend({**batch, "action": batch["action"][:, :3]})

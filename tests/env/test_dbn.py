@@ -157,6 +157,8 @@ def test_continuous_symbols_roll_unmeasured_where_the_id_changes(tmp_path):
         assert np.isnan(segments[1].gap)
         assert (quality["rolls"], quality["rolls_unmeasured"]) == (1, 1)
         assert_equal(segments[1].bars, market["ESM24"])
+    with pytest.raises(ValueError, match=r"holds no bars of 'NQ' but of ES\.c\.0"):
+        read(tmp_path / "c.dbn.zst", "NQ")
     write_ohlcv(tmp_path / "c1.dbn.zst", market, symbol="ES.c.1")
     with pytest.raises(ValueError, match=r"holds ES\.c\.0, ES\.c\.1 for 'ES', expected one continuous symbol"):
         read([tmp_path / "c.dbn.zst", tmp_path / "c1.dbn.zst"])
@@ -166,9 +168,10 @@ def test_records_are_read_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(dbn, "_RECORDS", 4)
     market = {"ESH24": walk("2024-01-09 09:00", 7), "ESM24": walk("2024-01-09 09:00", 6, 4050.0, 1)}
     write_ohlcv(tmp_path / "a.dbn.zst", market)
-    got = read(tmp_path / "a.dbn.zst")[0]
+    chunks, _ = read_ohlcv([tmp_path / "a.dbn.zst"], symbol="ES", quality={})
+    assert np.sort(np.concatenate([chunk.row for chunk in chunks])).tolist() == list(range(1, 14))
     for name, bars in market.items():
-        assert_equal(got[name], bars)
+        assert_equal(concatenate([chunk.bars for chunk in chunks if chunk.contract == name]), bars)
 
 
 def broken(tmp_path, kind):

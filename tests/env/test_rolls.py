@@ -67,6 +67,14 @@ def test_what_trades_after_a_session_does_not_change_its_front():
         assert fronts(segments) == {"ESH19": DATES[:expected], "ESM19": DATES[expected:]}
 
 
+def test_of_three_the_largest_of_yesterday():
+    near = day_bars(dict.fromkeys(DATES, 100.0))
+    second = day_bars({DATES[0]: 300, DATES[1]: 10, DATES[2]: 10, DATES[3]: 10})
+    third = day_bars({DATES[0]: 200, DATES[1]: 900, DATES[2]: 5, DATES[3]: 5})
+    segments = chain({"ESH19": near, "ESM19": second, "ESU19": third}, quality={})
+    assert fronts(segments) == {"ESH19": DATES[:1], "ESM19": DATES[1:2], "ESU19": DATES[2:]}
+
+
 def test_a_tie_keeps_the_front_and_the_rest_is_never_front():
     near, far = day_bars(dict.fromkeys(DATES, 500.0)), day_bars(dict.fromkeys(DATES, 500.0))
     quality = {}

@@ -248,7 +248,7 @@ def test_two_interleaved_series_are_refused_with_count_and_first_row(tmp_path):
     text.to_csv(path, index=False)
     # Switches at rows 3, 5, 7, ... 199 (counted from 1): 99 of them.
     with pytest.raises(
-        ValueError, match=r"two\.csv is corrupt: 99 of 200 bars lie impossibly far.*in row 3 of two\.csv"
+        ValueError, match=r"two\.csv is corrupt: 99 of 200 bars have impossible returns.*in row 3 of two\.csv"
     ):
         load_segments(path)
 

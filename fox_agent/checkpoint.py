@@ -1,0 +1,51 @@
+"""Writing and reading what a run keeps: never half-written, never code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SCHEMA = 1
+
+
+def write_atomic(path: str | os.PathLike, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file beside `path`, then put it in `path`'s place in one step."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save_state(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
+    """Save nested dicts of tensors and plain values."""
+    write_atomic(path, lambda partial: torch.save({"schema": SCHEMA, **state}, partial))
+
+
+def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read what `save_state` wrote, with ``weights_only=True``.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not a checkpoint, or one of another schema.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist")
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict) or state.get("schema") != SCHEMA:
+        found = state.get("schema") if isinstance(state, dict) else None
+        raise ValueError(f"checkpoint {path} has schema {found}, expected {SCHEMA}")
+    return state

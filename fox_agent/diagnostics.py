@@ -1,0 +1,77 @@
+"""What an epoch says of the learner's health: figures accumulated on the device, and a verdict in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fox_agent.ops.dist_loss import dueling, support_atoms
+
+# A Q-gap below this share of the spread of Q over states tells actions apart by rounding only.
+DEAD_GAP = 1e-3
+GOOD_SHARPE = 1.0
+
+
+class Averages:
+    """Means of named 0-dimensional tensors since the last `read`; nothing waits for the device before that."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Take in one value of each name."""
+        for name, value in values.items():
+            value = value.detach().double()
+            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def read(self) -> dict[str, float]:
+        """The means, and start anew."""
+        means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
+        self._sums, self._counts = {}, {}
+        return means
+
+
+@torch.no_grad()
+def q_statistics(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> dict[str, Tensor]:
+    """Statistics of Q over states in which the agent can trade, in the loss's reward units.
+
+    Returns:
+        0-dimensional tensors: q_min, q_max, q_mean; q_gap, the mean of max_a Q − mean_a Q, and q_gap of each branch;
+        q_var, the variance over states of the mean over actions; end_atom_mass, the mass of the greedy actions'
+        distributions on the two end atoms.
+    """
+    probs_BKMN = dueling(value_BN, adv_BKMN).softmax(-1)
+    q_BKM = probs_BKMN @ support_atoms(support_2, probs_BKMN.shape[-1])
+    gap_K = (q_BKM.amax(2) - q_BKM.mean(2)).mean(0)
+    ends_BKM = probs_BKMN[..., 0] + probs_BKMN[..., -1]
+    greedy_BK1 = q_BKM.argmax(2, keepdim=True)
+    statistics = {
+        "q_min": q_BKM.amin(), "q_max": q_BKM.amax(), "q_mean": q_BKM.mean(), "q_gap": gap_K.mean(),
+        "q_var": q_BKM.mean((1, 2)).var(), "end_atom_mass": ends_BKM.gather(2, greedy_BK1).mean(),
+    }  # fmt: skip
+    branches = ("direction", "magnitude", "order", "urgency")
+    return statistics | {f"q_gap_{name}": gap for name, gap in zip(branches, gap_K, strict=False)}
+
+
+def verdict(metrics: Mapping[str, float]) -> str:
+    """One line on an epoch's metrics, with the figure it rests on.
+
+    Args:
+        metrics: q_gap, q_var, loss, valid_sharpe, valid_mean_abs_exposure.
+    """
+    if not all(value == value and abs(value) < float("inf") for value in metrics.values()):
+        return "exploding: a figure is not finite"
+    relative = metrics["q_gap"] / max(metrics["q_var"] ** 0.5, 1e-12)
+    if relative < DEAD_GAP or metrics["q_gap"] < 1e-7:
+        if metrics["valid_sharpe"] > GOOD_SHARPE:
+            return f"mechanical bias: Sharpe {metrics['valid_sharpe']:.2f} with a Q-gap of {metrics['q_gap']:.1e}"
+        return f"dead advantage: the Q-gap is {relative:.1e} of the spread of Q"
+    if metrics["end_atom_mass"] > 0.01:
+        return f"saturated support: {metrics['end_atom_mass']:.1%} of the mass on the end atoms"
+    if metrics["valid_mean_abs_exposure"] < 0.01:
+        return f"collapsed to flat: mean exposure {metrics['valid_mean_abs_exposure']:.3f}"
+    return f"healthy: the Q-gap is {relative:.2f} of the spread of Q"

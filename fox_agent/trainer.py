@@ -1,0 +1,382 @@
+"""The learner: collect, learn, validate, keep the best, and stop if there is no edge."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fox_agent.agent import Agent
+from fox_agent.checkpoint import load_state, save_state, write_atomic
+from fox_agent.collect import Collector, sends_order
+from fox_agent.diagnostics import Averages, q_statistics, verdict
+from fox_agent.exploration import Schedule, select_actions
+from fox_agent.losses import LossBatch, LossCoefficients, total_loss
+from fox_agent.network import BranchingNetwork, soft_update
+from fox_agent.normalization import AdaptiveSupport, RewardScale
+from fox_agent.ops.dist_loss import expected_q
+from fox_agent.ops.noise import advantage_noise
+from fox_agent.profile import Profile, dump_profile
+from fox_agent.replay import TransitionReplay, unpack_flags
+from fox_env import Market, dynamics
+from fox_env.backtest import Player
+from fox_env.engine import game_of
+
+STATE_FILE = "last.pt"
+PROFILE_FILE = "profile.toml"
+METRICS_FILE = "metrics.jsonl"
+NO_EDGE = "no edge found"
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    Args:
+        agent: the agent to deploy; its policy is flat where the gate found no edge.
+        verdict: in words.
+        best_epoch: the epoch whose network it is.
+        gate_t: its net profit on the validation part over that profit's standard error.
+        epochs: epochs played.
+    """
+
+    agent: Agent
+    verdict: str
+    best_epoch: int
+    gate_t: float
+    epochs: int
+
+
+class Trainer:
+    """Trains one agent on one market.
+
+    Everything is counted in updates and epochs, so that the same profile and seed give the same run, on one machine
+    with the same versions and number of threads.
+
+    Args:
+        profile: every parameter.
+        train: the market to learn from.
+        valid: a later market, which chooses the best epoch and decides on deployment.
+        out: folder for checkpoints, metrics and TensorBoard; None keeps nothing.
+        device: ``"cpu"`` or a CUDA device.
+
+    Raises:
+        ValueError: the parts have different features, or are too short.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        train: Market,
+        valid: Market,
+        *,
+        out: str | os.PathLike | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if train.feature_names != valid.feature_names:
+            raise ValueError("the training and the validation part have different features")
+        self.profile, self.device = profile, torch.device(device)
+        self.out = None if out is None else Path(out)
+        if profile.train.threads:
+            torch.set_num_threads(profile.train.threads)
+        settings = profile.game.settings()
+        self.game = game_of(train, settings)
+        seed = profile.train.seed
+        features = train.features.shape[1] * self.game.window
+        self._settings = {
+            "network": {
+                "num_features": features, "num_position": dynamics.POSITION_FIELDS, **profile.network.model_dump()
+            },
+            "game": dataclasses.asdict(self.game),
+        }  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.network = BranchingNetwork(**self._settings["network"]).to(self.device)
+        self.target = copy.deepcopy(self.network).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameter_groups(profile.train.weight_decay), lr=profile.train.learning_rate,
+            eps=profile.train.adam_eps,
+        )  # fmt: skip
+        self.support = AdaptiveSupport(profile.loss.support, gamma=profile.loss.gamma, device=self.device)
+        self.scale = RewardScale(profile.loss.reward_normalization, self.device)
+        self.collector = Collector(
+            train, self.game, profile.collect.num_envs, gamma=profile.loss.gamma, n_step=profile.loss.n_step,
+            counterfactual_share=profile.collect.counterfactual_share, device=device, seed=seed,
+        )  # fmt: skip
+        self.replay = TransitionReplay(
+            profile.replay.capacity, profile.train.batch_size,
+            torch.as_tensor(train.observed, device=self.device), torch.as_tensor(train.fraction_left),
+            mirror=torch.as_tensor(train.mirror), window=self.game.window, first_bar=torch.as_tensor(train.first),
+            alpha=profile.replay.alpha, beta=profile.replay.beta_start, eps=profile.replay.eps, seed=seed,
+        )  # fmt: skip
+        self._player = Player(valid, device=device, **settings)
+        self._generator = torch.Generator(self.device).manual_seed(seed)
+        self._noise = torch.tensor([seed, 0], dtype=torch.int64, device=self.device)
+        self._coefficients = LossCoefficients(
+            coef_4=torch.zeros(4, device=self.device),
+            lambda_iqn=torch.tensor(profile.loss.iqn_lambda, device=self.device),
+            support_2=self.support.bounds, smoothing_kind=profile.loss.smoothing,
+            ce_clamp=profile.loss.max_per_sample_ce, iqn_primary_loss=profile.loss.iqn_primary_loss,
+        )  # fmt: skip
+        self._epsilon = torch.zeros((), device=self.device)
+        self._averages = Averages()
+        self.epoch = self.update_count = self.env_steps = self._tau_from = 0
+        self.best: dict[str, Any] = {"net": -float("inf"), "epoch": -1, "gate_t": 0.0}
+        self._best_network = copy.deepcopy(self.network.state_dict())
+        self._best_support = self.support.bounds.clone()
+        self._feature_names, self._normalizer = train.feature_names, train.normalizer
+        self._owed_steps = 0.0
+
+    # Experience
+
+    @torch.no_grad()
+    def _act(self, obs_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Exploring and greedy actions for the collector."""
+        explore = self.profile.exploration
+        self._noise[1] += 1
+        self.network.resample_noise(self._noise)
+        output = self.network(*self.network.split_observation(obs_BD))
+        q_BKM = expected_q(output.value_BN, output.adv_BKMN, self.support.bounds)
+        noisy_BKM = q_BKM
+        if explore.noise_sigma:
+            noisy_BKM = advantage_noise(q_BKM, self._noise, explore.noise_sigma, explore.noise_relative)
+        action_BK, non_greedy = select_actions(
+            noisy_BKM, epsilon=self._epsilon, temperature=explore.temperature or None,
+            single_branch_share=explore.single_branch_share, generator=self._generator,
+        )  # fmt: skip
+        self._averages.add({"non_greedy": non_greedy})
+        return action_BK, q_BKM.argmax(2)
+
+    def _collect(self) -> None:
+        """Play one bar in every environment and store what was finished."""
+        finished, returns = self.collector.step(self._act)
+        for transitions in finished:
+            if transitions and len(transitions["bar"]):
+                self.replay.extend(transitions)
+                if self.scale.kind == "reward":
+                    self.scale.update(transitions["reward"])
+        if self.scale.kind == "market":
+            self.scale.update(returns)
+        self.env_steps += self.profile.collect.num_envs
+
+    # Learning
+
+    def _schedules(self) -> None:
+        """Write this update's coefficients to the device."""
+        profile, loss = self.profile, self.profile.loss
+        warmup = loss.c51_warmup_epochs * profile.train.updates_per_epoch
+        alpha = Schedule(0.0, loss.c51_alpha_max, warmup).value(self.update_count)
+        values = (alpha, loss.cql_alpha, loss.entropy_coefficient, loss.smoothing_strength)
+        self._coefficients.coef_4.copy_(torch.tensor(values))
+        explore = profile.exploration
+        epsilon = Schedule(explore.epsilon_start, explore.epsilon_end, explore.epsilon_steps)
+        self._epsilon.fill_(epsilon.value(self.update_count))
+        total = profile.train.epochs * profile.train.updates_per_epoch
+        beta = Schedule(profile.replay.beta_start, profile.replay.beta_end, total)
+        self.replay.priorities.set_beta(beta.value(self.update_count))
+
+    def _tau(self) -> float:
+        train = self.profile.train
+        return Schedule(train.tau_start, train.tau, train.tau_anneal_updates).value(self.update_count - self._tau_from)
+
+    def _loss_batch(self, batch: Mapping[str, Tensor], weight_B: Tensor) -> LossBatch:
+        mirrored_B, live_BK = unpack_flags(batch["flags"])
+        position_B = batch["next_position_state"][:, 0] * self.game.max_contracts
+        position_B = torch.where(mirrored_B, -position_B, position_B).round()
+        return LossBatch(
+            action_BK=batch["action"].long(), reward_B=batch["reward"] / self.scale.scale(),
+            discount_B=batch["discount"], weight_B=weight_B, branch_weight_BK=live_BK.float(),
+            next_send_BE=sends_order(position_B, self.game.max_contracts),
+        )  # fmt: skip
+
+    def _update(self) -> None:
+        """One learner step."""
+        self._schedules()
+        network, train = self.network, self.profile.train
+        batch, index_B, weight_B = self.replay.sample()
+        network.resample_noise(self._noise)
+        online = network(*network.split_observation(self.replay.gather(batch)))
+        with torch.no_grad():
+            after = network.split_observation(self.replay.gather_next(batch))
+            next_online, next_target = network(*after), self.target(*after)
+        result = total_loss(online, next_online, next_target, self._loss_batch(batch, weight_B), self._coefficients)
+        result.loss.backward()
+        norm = nn.utils.clip_grad_norm_(network.parameters(), train.gradient_clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        soft_update(self.target, network, self._tau())
+        self.replay.update(index_B, result.priority_B)
+        self.support.step(result.terms["outside"], self._tau())
+        self._averages.add({**result.terms, "grad_norm": norm})
+        if self.update_count % 50 == 0:
+            self._averages.add(q_statistics(online.value_BN, online.adv_BKMN, self.support.bounds))
+        self.update_count += 1
+
+    # The run
+
+    def agent(self, *, best: bool = True) -> Agent:
+        """The agent of the best epoch so far, or of the network as it stands."""
+        network = copy.deepcopy(self.network)
+        network.clear_noise()
+        support = self.support.bounds.clone()
+        if best:
+            network.load_state_dict(self._best_network)
+            support = self._best_support.clone()
+        return Agent(
+            network.requires_grad_(False), support, self._settings, self._feature_names, self._normalizer,
+            trade_margin=self.profile.gate.trade_margin,
+        )  # fmt: skip
+
+    def fit(
+        self,
+        *,
+        resume: bool = False,
+        on_update: Callable[[Trainer], None] | None = None,
+        on_epoch: Callable[[Metrics], None] | None = None,
+    ) -> TrainResult:
+        """Train to the end of the profile's epochs, or until validation has not improved for too long.
+
+        Args:
+            resume: go on from the last checkpoint in `out`, if there is one.
+            on_update: called after each update.
+            on_epoch: called with each epoch's metrics.
+
+        Raises:
+            ValueError: there is nothing to resume, or it was trained with another profile.
+            FloatingPointError: the loss is not finite.
+        """
+        train = self.profile.train
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if resume:
+                self.load_checkpoint(self.out / STATE_FILE)
+            elif (self.out / STATE_FILE).exists():
+                raise ValueError(f"{self.out} holds a run already; resume it or choose another folder")
+            write_atomic(self.out / PROFILE_FILE, lambda partial: partial.write_text(dump_profile(self.profile)))
+        board = self._board()
+        while self.epoch < train.epochs and not self._is_stale():
+            while self.update_count < (self.epoch + 1) * train.updates_per_epoch:
+                self._owed_steps += self.profile.collect.steps_per_update
+                while self._owed_steps >= 1 or len(self.replay) < self.profile.replay.min_size:
+                    self._collect()
+                    self._owed_steps = max(0.0, self._owed_steps - 1)
+                self._update()
+                if on_update:
+                    on_update(self)
+            metrics = self._validate()
+            self.epoch += 1
+            self._record(metrics, board)
+            if on_epoch:
+                on_epoch(metrics)
+        return self.result()
+
+    def _validate(self) -> Metrics:
+        """Play the validation part, keep the best network, and gather the epoch's figures."""
+        record = self._player.play(self.agent(best=False))
+        summary = record.summary()
+        metrics: Metrics = {"epoch": self.epoch, "updates": self.update_count, "env_steps": self.env_steps}
+        metrics |= self._averages.read()
+        metrics |= {"support": float(self.support.bounds[1]), "reward_sigma": float(self.scale.scale())}
+        for name in ("net_pnl_usd", "sharpe", "trades", "mean_abs_exposure", "cost_usd"):
+            metrics[f"valid_{name}"] = summary[name]
+        metrics["valid_t"] = record.edge_t()
+        if not torch.isfinite(torch.tensor(metrics["loss"])):
+            raise FloatingPointError(f"the loss of epoch {self.epoch} is {metrics['loss']}")
+        metrics["verdict"] = verdict({k: v for k, v in metrics.items() if isinstance(v, float)})
+        if summary["net_pnl_usd"] > self.best["net"]:
+            self.best = {"net": summary["net_pnl_usd"], "epoch": self.epoch, "gate_t": metrics["valid_t"]}
+            self._best_network = copy.deepcopy(self.network.state_dict())
+            self._best_support = self.support.bounds.clone()
+            if self.out is not None:
+                self.agent().save(self.out / "best")
+        # The target network follows slowly again when the scale of what it estimates has changed.
+        if bool(self.scale.jumped(self.profile.train.tau_restart_ratio)):
+            self._tau_from = self.update_count
+        return metrics
+
+    def _is_stale(self) -> bool:
+        patience = self.profile.train.early_stopping_epochs
+        return patience > 0 and self.epoch - 1 - self.best["epoch"] >= patience
+
+    def result(self) -> TrainResult:
+        """The best agent through the gate; see `TrainResult`."""
+        agent = self.agent()
+        needed = self.profile.gate.standard_errors
+        agent.deployed = self.best["gate_t"] > needed
+        sentence = f"validation net profit is {self.best['gate_t']:.1f} of its standard errors, the gate asks for {needed:g}"
+        if self.out is not None:
+            agent.save(self.out / "best")
+        outcome = "deployed" if agent.deployed else NO_EDGE
+        return TrainResult(agent, f"{outcome}: {sentence}", self.best["epoch"], self.best["gate_t"], self.epoch)
+
+    # What a run keeps
+
+    def _board(self) -> Any:
+        if self.out is None:
+            return None
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+
+        return TensorboardLogger(exp_name="tensorboard", log_dir=str(self.out))
+
+    def _record(self, metrics: Metrics, board: Any) -> None:
+        if self.out is None:
+            return
+        with (self.out / METRICS_FILE).open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+        for name, value in metrics.items():
+            if isinstance(value, float):
+                board.log_scalar(name, value, step=self.update_count)
+        self.save_checkpoint(self.out / STATE_FILE)
+
+    def save_checkpoint(self, path: str | os.PathLike) -> None:
+        """Write everything that the next update depends on, in one step."""
+        metrics = 0 if self.out is None else (self.out / METRICS_FILE).stat().st_size
+        save_state(path, {
+            "profile": dump_profile(self.profile), "network": self.network.state_dict(),
+            "target": self.target.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "support": self.support.state_dict(), "scale": self.scale.state_dict(),
+            "collector": self.collector.state_dict(), "replay": self.replay.state_dict(),
+            "generator": self._generator.get_state(), "noise": self._noise.clone(), "best": self.best,
+            "best_network": self._best_network, "best_support": self._best_support,
+            "counters": {
+                "epoch": self.epoch, "update_count": self.update_count, "env_steps": self.env_steps,
+                "tau_from": self._tau_from, "owed_steps": self._owed_steps,
+            },
+            "metrics_bytes": metrics,
+        })  # fmt: skip
+
+    def load_checkpoint(self, path: str | os.PathLike) -> None:
+        """Restore what `save_checkpoint` wrote; the run goes on as if it had never stopped.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not a checkpoint, or one of another profile.
+        """
+        state = load_state(path, self.device)
+        if state["profile"] != dump_profile(self.profile):
+            raise ValueError(f"checkpoint {path} was made with another profile")
+        self.network.load_state_dict(state["network"])
+        self.target.load_state_dict(state["target"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name in ("support", "scale", "collector", "replay"):
+            getattr(self, name).load_state_dict(state[name])
+        self._generator.set_state(state["generator"].cpu())
+        self._noise.copy_(state["noise"])
+        self.best, self._best_network, self._best_support = state["best"], state["best_network"], state["best_support"]
+        counters = state["counters"]
+        self.epoch, self.update_count, self.env_steps = counters["epoch"], counters["update_count"], counters["env_steps"]
+        self._tau_from, self._owed_steps = counters["tau_from"], counters["owed_steps"]
+        if self.out is not None:
+            # Lines written after the checkpoint will be written again.
+            with (self.out / METRICS_FILE).open("ab") as file:
+                file.truncate(state["metrics_bytes"])
