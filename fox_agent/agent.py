@@ -92,7 +92,7 @@ class Agent:
                 if mine != theirs:
                     raise ValueError(f"the market has the feature {theirs!r} where the agent was trained on {mine!r}")
             raise ValueError(
-                f"the market has {len(market.feature_names)} features, the agent was trained on {len(self.feature_names)}"
+                f"the market has {len(market.feature_names)} features, the agent learned from {len(self.feature_names)}"
             )
         return replace(market, normalizer=self.normalizer)
 
@@ -133,7 +133,9 @@ class Agent:
             raise ValueError(f"agent {path} has schema {meta['schema']}, expected {SCHEMA}")
         network = BranchingNetwork(**meta["settings"]["network"]).to(device)
         network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
-        fitted = {k.removeprefix("normalizer."): v.cpu().numpy() for k, v in tensors.items() if k.startswith("normalizer.")}
+        fitted = {
+            k.removeprefix("normalizer."): v.cpu().numpy() for k, v in tensors.items() if k.startswith("normalizer.")
+        }
         return cls(
             network, tensors["support"], meta["settings"], tuple(meta["feature_names"]),
             Normalizer.from_dict(fitted) if fitted else None, meta["deployed"], meta["trade_margin"],

@@ -31,8 +31,8 @@ def save_state(path: str | os.PathLike, state: Mapping[str, Any]) -> None:
     write_atomic(path, lambda partial: torch.save({"schema": SCHEMA, **state}, partial))
 
 
-def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read what `save_state` wrote, with ``weights_only=True``.
+def load_state(path: str | os.PathLike) -> dict[str, Any]:
+    """Read what `save_state` wrote, onto the CPU, with ``weights_only=True``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -42,7 +42,7 @@ def load_state(path: str | os.PathLike, device: str | torch.device = "cpu") -> d
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path} does not exist")
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from error
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:

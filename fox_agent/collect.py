@@ -31,7 +31,7 @@ def sends_order(position_B: Tensor, max_contracts: int) -> Tensor:
 
 
 def full_exposure_returns(market: Market) -> np.ndarray:
-    """|Δclose| / close from each bar to the next, float64 [T]; roll gaps taken out, NaN where no position could carry."""
+    """|Δclose| / close from each bar to the next, float64 [T]; without roll gaps, NaN where no position could carry."""
     close = market.bars.close
     change = np.diff(close, append=np.nan)
     change[:-1] -= np.where(market.roll[1:] == dynamics.MEASURED, market.gap[1:], 0.0)
@@ -138,7 +138,7 @@ class Collector:
         finished = [self._close_oldest(decides_B, state)]
         if self._copies is not None:
             finished.append(self._counterfactuals(decides_B, greedy_BK, state))
-        self._begin(decides_B, action_BK, state)
+        self._begin(decides_B, action_BK, greedy_BK, state)
         returns = self._returns_T[accounts.count[dynamics.BAR][alive_B].long()]
         accounts.step(action_BK)
         self._windows["reward"] += self._windows["discount"] * accounts.reward
@@ -149,11 +149,15 @@ class Collector:
     def _slot(self) -> Tensor:
         return self._decisions_B % self.n_step
 
-    def _begin(self, decides_B: Tensor, action_BK: Tensor, state: Transitions) -> None:
+    def _begin(self, decides_B: Tensor, action_BK: Tensor, greedy_BK: Tensor, state: Transitions) -> None:
         """Open a window in each deciding account."""
         accounts, rows = self.accounts, decides_B.nonzero()[:, 0]
         slots = self._slot()[rows]
         live_BK = live_branches(action_BK, sends_order(accounts.position(), accounts.rules.max_contracts))
+        # A branch learns only where the other live ones are greedy: over random directions a magnitude loses money in
+        # each of its sizes, and the average would teach the smallest.
+        strays_BK = live_BK & (action_BK != greedy_BK)
+        live_BK &= strays_BK.sum(1, keepdim=True) == strays_BK
         values = {
             **state, "action": action_BK.to(torch.uint8), "flags": pack_flags(accounts.mirrored(), live_BK),
         }  # fmt: skip

@@ -12,6 +12,8 @@ from fox_agent.ops.dist_loss import dueling, support_atoms
 # A Q-gap below this share of the spread of Q over states tells actions apart by rounding only.
 DEAD_GAP = 1e-3
 GOOD_SHARPE = 1.0
+# Untrained, uniform distributions over 52 atoms have 0.038 on the two ends.
+SATURATED = 0.05
 
 
 class Averages:
@@ -27,6 +29,14 @@ class Averages:
             value = value.detach().double()
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
             self._counts[name] = self._counts.get(name, 0) + 1
+
+    def state_dict(self) -> dict[str, object]:
+        """Sums and counts."""
+        return {"sums": {name: total.clone() for name, total in self._sums.items()}, "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, dict]) -> None:
+        """Go on from `state_dict`."""
+        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
 
     def read(self) -> dict[str, float]:
         """The means, and start anew."""
@@ -70,7 +80,7 @@ def verdict(metrics: Mapping[str, float]) -> str:
         if metrics["valid_sharpe"] > GOOD_SHARPE:
             return f"mechanical bias: Sharpe {metrics['valid_sharpe']:.2f} with a Q-gap of {metrics['q_gap']:.1e}"
         return f"dead advantage: the Q-gap is {relative:.1e} of the spread of Q"
-    if metrics["end_atom_mass"] > 0.01:
+    if metrics["end_atom_mass"] > SATURATED:
         return f"saturated support: {metrics['end_atom_mass']:.1%} of the mass on the end atoms"
     if metrics["valid_mean_abs_exposure"] < 0.01:
         return f"collapsed to flat: mean exposure {metrics['valid_mean_abs_exposure']:.3f}"

@@ -139,6 +139,7 @@ def total_loss(
             batch.discount_B,
             batch.weight_B,
             batch.branch_weight_BK,
+            batch.next_send_BE,
         )
         loss_B = loss_B + coefficients.lambda_iqn * quantile_B
     if coefficients.iqn_primary_loss:

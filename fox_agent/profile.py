@@ -1,4 +1,4 @@
-"""Training profiles: TOML files in which every parameter is explicit, with unknown keys and wrong types refused by name."""
+"""Training profiles: TOML files in which every parameter is explicit; unknown keys and wrong types are refused."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def load_profile(path: str | os.PathLike, overrides: Sequence[str] | Mapping[str
         values = tomli.loads(path.read_text())
     except tomli.TOMLDecodeError as error:
         raise ValueError(f"profile {path} is not TOML: {error}") from None
-    items = overrides.items() if isinstance(overrides, Mapping) else map(_parse_override, overrides)
+    items = overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides)
     for key, value in items:
         section, _, name = key.partition(".")
         if not isinstance(values.get(section), dict) or name not in values[section]:
@@ -288,7 +288,12 @@ def project_root(path: Path) -> Path:
     return path.resolve().parent
 
 
-def _parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
+    """``section.key=value`` as key and value; what is not TOML is a string.
+
+    Raises:
+        ValueError: no equals sign.
+    """
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set {text!r} is not section.key=value")

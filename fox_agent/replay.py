@@ -439,7 +439,7 @@ class TransitionReplay:
         batch_size: the default, and the largest, batch of `sample`.
         features: float32 [T, F], as observed (normalized and clipped).
         fraction_left: float32 [T], fraction of the session left at each bar.
-        mirror: float32 [3, F]; mirrored feature j = mirror[1, j] · features[·, mirror[0, j]] + mirror[2, j].
+        mirror: float32 [2, F]; mirrored feature j = mirror[1, j] · features[·, mirror[0, j]].
         window: bars of features W in an observation, oldest first.
         first_bar: int [T], the earliest bar that a window ending at a bar may show (its contract's first); earlier
             ones are replaced by it. Needed when window > 1.
@@ -468,7 +468,7 @@ class TransitionReplay:
         if batch_size < 1 or capacity < batch_size:
             raise ValueError(f"capacity is {capacity}, expected at least the batch size, {batch_size}")
         bars, width = features.shape
-        for name, table, shape in (("fraction_left", fraction_left, (bars,)), ("mirror", mirror, (3, width))):
+        for name, table, shape in (("fraction_left", fraction_left, (bars,)), ("mirror", mirror, (2, width))):
             if table.shape != shape:
                 raise ValueError(f"{name} has shape {tuple(table.shape)}, expected {shape}")
         if window < 1 or (window > 1 and first_bar is None):
@@ -478,7 +478,7 @@ class TransitionReplay:
         self.device = features.device
         self._features_TF = features
         self._fraction_T = fraction_left.to(self.device, torch.float32)
-        source_F, self._factor_F, self._addend_F = mirror.to(self.device, torch.float32)
+        source_F, self._sign_F = mirror.to(self.device, torch.float32)
         self._source_F = source_F.long()
         self._first_T = None if first_bar is None else first_bar.to(self.device, torch.int64)
         self._back_W = torch.arange(1 - window, 1, device=self.device)
@@ -603,7 +603,7 @@ class TransitionReplay:
         if self._first_T is not None:
             row_BW = torch.maximum(row_BW, self._first_T[bar_B].unsqueeze(1))
         plain_BWF = self._features_TF[row_BW]
-        mirror_BWF = plain_BWF[..., self._source_F] * self._factor_F + self._addend_F
+        mirror_BWF = plain_BWF[..., self._source_F] * self._sign_F
         market_BWF = torch.where(mirrored_B[:, None, None], mirror_BWF, plain_BWF)
         exposure_B, unrealized_B, age_B, drawdown_B = position_B4.unbind(1)
         exposure_B = torch.where(mirrored_B, -exposure_B, exposure_B)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import json
 import os
@@ -29,13 +30,26 @@ from fox_agent.replay import TransitionReplay, unpack_flags
 from fox_env import Market, dynamics
 from fox_env.backtest import Player
 from fox_env.engine import game_of
+from fox_env.report import policy_figures
 
 STATE_FILE = "last.pt"
 PROFILE_FILE = "profile.toml"
 METRICS_FILE = "metrics.jsonl"
 NO_EDGE = "no edge found"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 Metrics = dict[str, Any]
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep freed blocks: a learner step frees and takes the same megabytes, whose pages the system would
+    otherwise take back and clear each time, at several times the cost of the step itself."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return  # another C library
+    mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,8 @@ class Trainer:
             raise ValueError("the training and the validation part have different features")
         self.profile, self.device = profile, torch.device(device)
         self.out = None if out is None else Path(out)
+        if self.device.type == "cpu":
+            _keep_freed_memory()
         if profile.train.threads:
             torch.set_num_threads(profile.train.threads)
         settings = profile.game.settings()
@@ -132,10 +148,11 @@ class Trainer:
         self._averages = Averages()
         self.epoch = self.update_count = self.env_steps = self._tau_from = 0
         self.best: dict[str, Any] = {"net": -float("inf"), "epoch": -1, "gate_t": 0.0}
-        self._best_network = copy.deepcopy(self.network.state_dict())
+        self._best_network = copy.deepcopy(self.target.state_dict())
         self._best_support = self.support.bounds.clone()
         self._feature_names, self._normalizer = train.feature_names, train.normalizer
         self._owed_steps = 0.0
+        self._stops = False
 
     # Experience
 
@@ -218,22 +235,22 @@ class Trainer:
         self.replay.update(index_B, result.priority_B)
         self.support.step(result.terms["outside"], self._tau())
         self._averages.add({**result.terms, "grad_norm": norm})
-        if self.update_count % 50 == 0:
+        if self.update_count % train.updates_per_epoch % 50 == 0:  # in every epoch, however short
             self._averages.add(q_statistics(online.value_BN, online.adv_BKMN, self.support.bounds))
         self.update_count += 1
 
     # The run
 
     def agent(self, *, best: bool = True) -> Agent:
-        """The agent of the best epoch so far, or of the network as it stands."""
-        network = copy.deepcopy(self.network)
+        """The agent of the best epoch so far, or as it stands: the averaged network, which is the steadier one."""
+        network = copy.deepcopy(self.target)
         network.clear_noise()
         support = self.support.bounds.clone()
         if best:
             network.load_state_dict(self._best_network)
             support = self._best_support.clone()
         return Agent(
-            network.requires_grad_(False), support, self._settings, self._feature_names, self._normalizer,
+            network, support, self._settings, self._feature_names, self._normalizer,
             trade_margin=self.profile.gate.trade_margin,
         )  # fmt: skip
 
@@ -254,6 +271,7 @@ class Trainer:
         Raises:
             ValueError: there is nothing to resume, or it was trained with another profile.
             FloatingPointError: the loss is not finite.
+            KeyboardInterrupt: after `stop`.
         """
         train = self.profile.train
         if self.out is not None:
@@ -273,6 +291,10 @@ class Trainer:
                 self._update()
                 if on_update:
                     on_update(self)
+                if self._stops:
+                    if self.out is not None:
+                        self.save_checkpoint(self.out / STATE_FILE)
+                    raise KeyboardInterrupt
             metrics = self._validate()
             self.epoch += 1
             self._record(metrics, board)
@@ -283,19 +305,19 @@ class Trainer:
     def _validate(self) -> Metrics:
         """Play the validation part, keep the best network, and gather the epoch's figures."""
         record = self._player.play(self.agent(best=False))
-        summary = record.summary()
+        summary = policy_figures(record)
         metrics: Metrics = {"epoch": self.epoch, "updates": self.update_count, "env_steps": self.env_steps}
         metrics |= self._averages.read()
         metrics |= {"support": float(self.support.bounds[1]), "reward_sigma": float(self.scale.scale())}
         for name in ("net_pnl_usd", "sharpe", "trades", "mean_abs_exposure", "cost_usd"):
-            metrics[f"valid_{name}"] = summary[name]
-        metrics["valid_t"] = record.edge_t()
+            metrics[f"valid_{name}"] = float(summary[name] or 0.0)
+        metrics["valid_t"] = record.edge_t
         if not torch.isfinite(torch.tensor(metrics["loss"])):
             raise FloatingPointError(f"the loss of epoch {self.epoch} is {metrics['loss']}")
         metrics["verdict"] = verdict({k: v for k, v in metrics.items() if isinstance(v, float)})
         if summary["net_pnl_usd"] > self.best["net"]:
             self.best = {"net": summary["net_pnl_usd"], "epoch": self.epoch, "gate_t": metrics["valid_t"]}
-            self._best_network = copy.deepcopy(self.network.state_dict())
+            self._best_network = copy.deepcopy(self.target.state_dict())
             self._best_support = self.support.bounds.clone()
             if self.out is not None:
                 self.agent().save(self.out / "best")
@@ -303,6 +325,10 @@ class Trainer:
         if bool(self.scale.jumped(self.profile.train.tau_restart_ratio)):
             self._tau_from = self.update_count
         return metrics
+
+    def stop(self) -> None:
+        """Have `fit` end after the present update: it keeps a checkpoint and raises KeyboardInterrupt."""
+        self._stops = True
 
     def _is_stale(self) -> bool:
         patience = self.profile.train.early_stopping_epochs
@@ -313,7 +339,9 @@ class Trainer:
         agent = self.agent()
         needed = self.profile.gate.standard_errors
         agent.deployed = self.best["gate_t"] > needed
-        sentence = f"validation net profit is {self.best['gate_t']:.1f} of its standard errors, the gate asks for {needed:g}"
+        sentence = (
+            f"validation net profit is {self.best['gate_t']:.1f} of its standard errors, the gate asks for {needed:g}"
+        )
         if self.out is not None:
             agent.save(self.out / "best")
         outcome = "deployed" if agent.deployed else NO_EDGE
@@ -340,7 +368,8 @@ class Trainer:
 
     def save_checkpoint(self, path: str | os.PathLike) -> None:
         """Write everything that the next update depends on, in one step."""
-        metrics = 0 if self.out is None else (self.out / METRICS_FILE).stat().st_size
+        lines = None if self.out is None else self.out / METRICS_FILE
+        written = lines.stat().st_size if lines is not None and lines.exists() else 0
         save_state(path, {
             "profile": dump_profile(self.profile), "network": self.network.state_dict(),
             "target": self.target.state_dict(), "optimizer": self.optimizer.state_dict(),
@@ -348,11 +377,11 @@ class Trainer:
             "collector": self.collector.state_dict(), "replay": self.replay.state_dict(),
             "generator": self._generator.get_state(), "noise": self._noise.clone(), "best": self.best,
             "best_network": self._best_network, "best_support": self._best_support,
-            "counters": {
+            "averages": self._averages.state_dict(), "counters": {
                 "epoch": self.epoch, "update_count": self.update_count, "env_steps": self.env_steps,
                 "tau_from": self._tau_from, "owed_steps": self._owed_steps,
             },
-            "metrics_bytes": metrics,
+            "metrics_bytes": written,
         })  # fmt: skip
 
     def load_checkpoint(self, path: str | os.PathLike) -> None:
@@ -362,7 +391,7 @@ class Trainer:
             FileNotFoundError: no such file.
             ValueError: not a checkpoint, or one of another profile.
         """
-        state = load_state(path, self.device)
+        state = load_state(path)
         if state["profile"] != dump_profile(self.profile):
             raise ValueError(f"checkpoint {path} was made with another profile")
         self.network.load_state_dict(state["network"])
@@ -370,11 +399,17 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for name in ("support", "scale", "collector", "replay"):
             getattr(self, name).load_state_dict(state[name])
-        self._generator.set_state(state["generator"].cpu())
+        self._generator.set_state(state["generator"])
         self._noise.copy_(state["noise"])
         self.best, self._best_network, self._best_support = state["best"], state["best_network"], state["best_support"]
+        self._best_support = self._best_support.to(self.device)
+        self._averages.load_state_dict(state["averages"])
         counters = state["counters"]
-        self.epoch, self.update_count, self.env_steps = counters["epoch"], counters["update_count"], counters["env_steps"]
+        self.epoch, self.update_count, self.env_steps = (
+            counters["epoch"],
+            counters["update_count"],
+            counters["env_steps"],
+        )
         self._tau_from, self._owed_steps = counters["tau_from"], counters["owed_steps"]
         if self.out is not None:
             # Lines written after the checkpoint will be written again.

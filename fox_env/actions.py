@@ -12,7 +12,13 @@ urgency    0 Patient, 1 Normal, 2 Aggressive       see `fox_env.dynamics`
 
 from __future__ import annotations
 
+import functools
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 BRANCHES = (3, 3, 3, 3)
 NUM_ACTIONS = 81
@@ -58,6 +64,9 @@ def decode(index: np.ndarray) -> np.ndarray:
     return np.stack([index // 27, index // 9 % 3, index // 3 % 3, index % 3], axis=-1)
 
 
+DECODED = decode(np.arange(NUM_ACTIONS)).tolist()  # the branches of each index
+
+
 def parse_actions(actions: object, num_envs: int | None, discrete: bool = False) -> np.ndarray:
     """Check actions and return them as int32 branches [4] or [num_envs, 4].
 
@@ -68,15 +77,40 @@ def parse_actions(actions: object, num_envs: int | None, discrete: bool = False)
     shape = (() if discrete else (4,)) if num_envs is None else ((num_envs,) if discrete else (num_envs, 4))
     if array.shape != shape:
         raise ValueError(f"actions have shape {array.shape}, expected {shape}")
-    if array.dtype.kind not in "iu":
-        if array.dtype.kind != "f" or not np.array_equal(array, np.trunc(array)):
-            raise ValueError(f"actions must be integers, got {_first(array, ~_integral(array))}")
-        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu" and not (integral := _integral(array)).all():
+        raise ValueError(f"actions must be integers, got {_first(array, ~integral)}")
     limit = NUM_ACTIONS if discrete else 3
     bad = (array < 0) | (array >= limit)
     if bad.any():
         raise ValueError(f"action {_first(array, bad)} is out of range, expected integers in [0, {limit})")
     return (decode(array) if discrete else array).astype(np.int32)
+
+
+def parse_action_tensor(actions: torch.Tensor, num_envs: int, discrete: bool = False) -> torch.Tensor:
+    """`parse_actions` for a torch tensor: contiguous int32 branches [num_envs, 4] on its device.
+
+    Raises:
+        ValueError: as `parse_actions`.
+    """
+    import torch
+
+    shape = (num_envs,) if discrete else (num_envs, 4)
+    if tuple(actions.shape) != shape:
+        raise ValueError(f"actions have shape {tuple(actions.shape)}, expected {shape}")
+    if actions.dtype == torch.bool or actions.is_complex():
+        raise ValueError(f"actions must be integers, got {actions.dtype}")
+    limit = NUM_ACTIONS if discrete else 3
+    good = (actions >= 0) & (actions < limit)
+    if actions.is_floating_point():
+        good &= actions == actions.trunc()
+    if not good.all():
+        raise ValueError(
+            f"action {actions[~good][0].item()} is out of range or not integral, expected integers in [0, {limit})"
+        )
+    actions = actions.int()
+    if discrete:
+        actions = torch.stack([actions // 27, actions // 9 % 3, actions // 3 % 3, actions % 3], -1)
+    return actions.contiguous()
 
 
 def locked_mask(position: int, max_contracts: int) -> tuple[int, int, int, int]:
@@ -86,6 +120,22 @@ def locked_mask(position: int, max_contracts: int) -> tuple[int, int, int, int]:
         return BASELINES["flat"]
     targets = [abs(target_position(LONG, magnitude, max_contracts) - abs(position)) for magnitude in range(3)]
     return side + 1, targets.index(min(targets)), MARKET, NORMAL
+
+
+@functools.cache
+def locked_masks(max_contracts: int, discrete: bool) -> np.ndarray:
+    """Masks of the locked states by mirrored (0 or 1) and position + max_contracts, True where unmasked.
+
+    Returns:
+        bool [2, 2·max_contracts + 1, 12], its last axis 81 for the discrete game.
+    """
+    positions = range(-max_contracts, max_contracts + 1)
+    plain = np.array([locked_mask(position, max_contracts) for position in positions])
+    named = np.stack([plain, plain])
+    named[1, :, 0] = 2 - named[1, :, 0]
+    if discrete:
+        return encode(named)[..., None] == np.arange(NUM_ACTIONS)
+    return (named[..., None] == np.arange(3)).reshape(2, len(positions), 12)
 
 
 def _integral(array: np.ndarray) -> np.ndarray:

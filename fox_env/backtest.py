@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import metadata as packages
@@ -134,10 +135,8 @@ class Record:
 
     @cached_property
     def before(self) -> np.ndarray:
-        """Contracts before each step, int32 [n]."""
-        before = np.concatenate([[0], self.position[:-1]]).astype(np.int32)
-        before[np.cumsum(self.lanes.steps)[:-1]] = 0
-        return before
+        """Contracts before each step, int32 [n]. Several lanes end flat, so that the next starts flat."""
+        return np.concatenate([[0], self.position[:-1]]).astype(np.int32)
 
     @cached_property
     def session_pnl_usd(self) -> np.ndarray:
@@ -242,7 +241,7 @@ class Player:
         self._engine = Engine(
             market, self.game, len(self.lanes), device, dynamics.DISABLED, close_at_stop=len(self.lanes) > 1
         )
-        rules, rows = self._engine.rules, self.game.tape(market)[self.lanes.bar]
+        rules, rows = self._engine.rules, to_numpy(self._engine.tape[self.lanes.bar])
         self._commission = rules.commission_points + rules.commission_rate * rows[:, dynamics.CLOSE]
         self._side_cost = 0.5 * (rows[:, dynamics.ASK] - rows[:, dynamics.BID]) + self._commission
 
@@ -264,15 +263,16 @@ class Player:
         action = np.zeros((longest, width, 4), np.int8)
         points = engine._upload(np.zeros((longest, 2, width)))
         flags = engine._upload(np.zeros((longest, dynamics.FLAGS_ROWS, width), np.int32))
-        engine.place(lanes.start, lanes.stop)
-        for step in range(longest):
-            if engine.count[dynamics.DONE].all():
-                break
-            chosen = policy(np.array(to_numpy(engine.obs)))
-            action[step] = chosen
-            engine.step(engine._upload(chosen))
-            points[step] = engine.points[dynamics.GROSS : dynamics.COST + 1]
-            flags[step] = engine.flags
+        with _one_thread():
+            engine.place(lanes.start, lanes.stop)
+            for step in range(longest):
+                if engine.count[dynamics.DONE].all():
+                    break
+                chosen = policy(np.array(to_numpy(engine.obs)))
+                action[step] = chosen
+                engine.step(engine._upload(chosen))
+                points[step] = engine.points[dynamics.GROSS : dynamics.COST + 1]
+                flags[step] = engine.flags
         points, flags, played = (to_numpy(a) for a in (points, flags, engine.count[dynamics.STEPS]))
         number = np.arange(longest)[:, None]
         can_trade = np.ones((longest, width), bool)
@@ -290,6 +290,19 @@ class Player:
             side_cost=self._side_cost, commission=self._commission,
             margin_calls=int((flags[:, dynamics.END] == dynamics.MARGIN_CALL).sum()),
         )  # fmt: skip
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Step small batches on one thread: there is nothing to gain from more, and on a busy machine much to wait for."""
+    import numba
+
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(threads)
 
 
 def evaluate(

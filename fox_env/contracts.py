@@ -48,7 +48,7 @@ class Contract:
         maintenance_usd: ``(ISO date, dollars)`` rows, ascending: overnight maintenance margin in force from that date.
 
     Raises:
-        ValueError: a term is not positive and finite, or the dates do not ascend.
+        ValueError: a term is out of range or not finite, or the dates do not ascend.
     """
 
     name: str
@@ -70,6 +70,11 @@ class Contract:
         dates = [dt.date.fromisoformat(day) for day, _ in self.maintenance_usd]
         if not dates or dates != sorted(set(dates)):
             raise ValueError(f"contract {self.name}: maintenance_usd needs at least one row, its dates ascending")
+        for day, rate in self.maintenance_usd:
+            if not (np.isfinite(rate) and rate >= 0):
+                raise ValueError(
+                    f"contract {self.name}: maintenance_usd of {day} is {rate}, expected zero or a positive number"
+                )
 
     @property
     def tick_usd(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from fox_env.contracts import Contract
 
@@ -30,6 +31,6 @@ def commission_terms(
 
 
 def _cost(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} is {value}, expected zero or a positive number")
+    if isinstance(value, bool) or not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} is {value!r}, expected zero or a positive number")
     return float(value)

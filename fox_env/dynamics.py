@@ -27,7 +27,7 @@ ROLL = 10  # NO_ROLL, MEASURED or UNMEASURED: how the bar's contract took over f
 GAP = 11  # g in points, where MEASURED
 LOCK = 12  # +1 locked limit up (no buys fill), −1 locked limit down, 0 neither
 MAINTENANCE = 13  # overnight maintenance margin, dollars a contract
-VOLATILITY = 14  # EWMA(100) standard deviation of close changes, points, at least one tick
+VOLATILITY = 14  # EWMA(100) root mean square of close changes about zero, points, at least one tick
 AHEAD = 15  # points to the close `hindsight_lookahead` bars later; 0 unless that shaping term is on
 TAPE_COLUMNS = 16
 NO_ROLL, MEASURED, UNMEASURED = 0, 1, 2
@@ -184,6 +184,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
         price = opening + half
         reference = opening
         limit = math.inf
+        reached = False  # price came far enough to fill an order resting at `limit`
         if nxt[LOCK] * side > 0.0:
             pass  # nobody sells at limit up
         elif order == 0:
@@ -197,9 +198,10 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
                 price = max(far + tick, close)
         elif order == 1:
             limit = (math.floor(near / tick + 1e-6) + (urgency - 1)) * tick
+            reached = low <= limit - (0.0 if rules.touch != 0 else tick) + eps
             if (after_break or limit >= far - eps) and price <= limit + eps:
                 taking = wanted
-            elif low <= limit - (0.0 if rules.touch != 0 else tick) + eps:
+            elif reached:
                 resting = wanted
         else:
             limit = far + urgency * tick
@@ -212,7 +214,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
         if taking > 0 and depth > 0 and limit < math.inf:
             within = depth * (math.floor((limit - price) / tick + 1e-6) + 1)
             if taking > within:
-                if order == 1 and low <= limit - (0.0 if rules.touch != 0 else tick) + eps:
+                if reached:
                     resting = taking - within
                 taking = within
         count = taking + resting
@@ -346,7 +348,10 @@ def reset_random(i, count, money, keys, starts, bars, mirror_prob, rules):
 
 
 def write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules):
-    """Write row `i` of `obs` (float32 [N, window·F + 6]): features of the last `window` bars, then position fields."""
+    """Write row `i` of `obs` (float32 [N, window·F + 6]): features of the last `window` bars, then position fields.
+
+    In a mirrored episode feature j is ``mirror[1, j] · table[·, mirror[0, j]]``.
+    """
     bar = count[BAR, i]
     mirrored = count[MIRRORED, i]
     features = table.shape[1]
@@ -355,7 +360,7 @@ def write_observation(i, obs, tape, table, fraction, first, mirror, count, money
         base = w * features
         if mirrored != 0:
             for j in range(features):
-                obs[i, base + j] = mirror[1, j] * table[row, int(mirror[0, j])] + mirror[2, j]
+                obs[i, base + j] = mirror[1, j] * table[row, int(mirror[0, j])]
         else:
             for j in range(features):
                 obs[i, base + j] = table[row, j]

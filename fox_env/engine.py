@@ -9,6 +9,7 @@ import functools
 import types
 import zlib
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ from fox_env import actions, costs, dynamics, rewards
 from fox_env.market import Market
 
 SEED_LIMIT = 1 << 63
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -62,25 +67,30 @@ class Game:
     hindsight_lookahead: int = 10
 
     def __post_init__(self) -> None:
-        least = {"max_contracts": 1, "min_hold_bars": 0, "episode_bars": 0, "window": 1, "hindsight_lookahead": 1}
+        least = {
+            "max_contracts": 1, "min_hold_bars": 0, "depth_contracts": 1, "episode_bars": 0, "window": 1,
+            "hindsight_lookahead": 1,
+        }  # fmt: skip
         for name, low in least.items():
             value = getattr(self, name)
+            if name == "depth_contracts" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value < 1 << 30:
                 raise ValueError(f"{name} is {value!r}, expected an integer of at least {low}")
-        if self.depth_contracts is not None and not (
-            isinstance(self.depth_contracts, int) and self.depth_contracts > 0
-        ):
-            raise ValueError(f"depth_contracts is {self.depth_contracts!r}, expected a positive integer or None")
-        for name in ("spread_ticks", "initial_equity_usd"):
+        for name in ("flat_at_close", "margin"):
             value = getattr(self, name)
-            if not (np.isfinite(value) and (value > 0 if name == "initial_equity_usd" else value >= 0)):
-                raise ValueError(f"{name} is {value!r}, expected a positive number")
-        if not 0.0 <= self.mirror_prob <= 1.0:
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError(f"{name} is {value!r}, expected True or False")
+        if not (_is_finite(self.spread_ticks) and self.spread_ticks >= 0):
+            raise ValueError(f"spread_ticks is {self.spread_ticks!r}, expected zero or a positive number")
+        if not (_is_finite(self.initial_equity_usd) and self.initial_equity_usd > 0):
+            raise ValueError(f"initial_equity_usd is {self.initial_equity_usd!r}, expected a positive number")
+        if not (_is_finite(self.mirror_prob) and 0.0 <= self.mirror_prob <= 1.0):
             raise ValueError(f"mirror_prob is {self.mirror_prob!r}, expected a probability in [0, 1]")
         if self.fill_rule not in ("through", "touch"):
             raise ValueError(f"fill_rule is {self.fill_rule!r}, expected 'through' or 'touch'")
         for name, value in self.shaping.items():
-            if name not in rewards.SHAPING_TERMS or not np.isfinite(value):
+            if name not in rewards.SHAPING_TERMS or not _is_finite(value):
                 raise ValueError(
                     f"shaping {name}={value!r}, expected finite numbers for {', '.join(rewards.SHAPING_TERMS)}"
                 )
@@ -102,7 +112,7 @@ class Game:
             commission_rate=rate,
             min_hold=int(self.min_hold_bars),
             touch=int(self.fill_rule == "touch"),
-            depth=self.depth_contracts or 0,
+            depth=int(self.depth_contracts or 0),
             flat_at_close=int(self.flat_at_close),
             margin=int(self.margin),
             intraday_usd=contract.intraday_margin_usd,
@@ -181,13 +191,52 @@ def _source_stamp() -> int:
 # Below this many accounts waking the threads costs more than they save.
 _PARALLEL_FROM = 256
 
+# Accounts between the one that is stepped and the one whose rows are fetched from memory.
+_FETCH_AHEAD = 8
+
+# The kernels only use arrays that their caller holds. Counting references to them, atomically and for each account,
+# took most of a step.
+_CPU_OPTIONS = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+
+
+def _prefetch_intrinsic() -> object:
+    """``prefetch(array, row, column)``: ask for the cache line of an element, which may lie outside the array."""
+    import numba
+    from llvmlite import ir
+    from numba.core import cgutils
+
+    @numba.extending.intrinsic
+    def prefetch(typing_context, array, row, column):
+        def generate(context, builder, signature, arguments):
+            kind = signature.args[0]
+            view = context.make_array(kind)(context, builder, arguments[0])
+            element = cgutils.get_item_pointer(context, builder, kind, view, list(arguments[1:]))
+            flag, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+            callee = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+            function = cgutils.get_or_insert_function(builder.module, callee, "llvm.prefetch.p0i8")
+            # To read, into every level of the cache, as data.
+            builder.call(function, [builder.bitcast(element, pointer), flag(0), flag(3), flag(1)])
+            return context.get_dummy_value()
+
+        return numba.types.void(array, numba.types.intp, numba.types.intp), generate
+
+    return prefetch
+
+
+@functools.cache
+def _cpu_rule() -> dict[str, object]:
+    """The rule's functions compiled for the CPU, and what else its kernels call."""
+    import numba
+
+    names = compile_rule(numba.njit(forceinline=True, no_cpython_wrapper=True, **_CPU_OPTIONS))
+    return names | {"prange": numba.prange, "prefetch": _prefetch_intrinsic(), "FETCH_AHEAD": _FETCH_AHEAD}
+
 
 @functools.cache
 def _cpu_kernels(parallel: bool) -> tuple[object, object]:
     import numba
 
-    names = compile_rule(numba.njit(error_model="numpy"))
-    names["prange"] = numba.prange
+    names = _cpu_rule()
     stamp = _source_stamp()
 
     def step_batch(
@@ -197,6 +246,12 @@ def _cpu_kernels(parallel: bool) -> tuple[object, object]:
     ):  # fmt: skip
         stamp  # noqa: B018  a closure's values are part of the cache's key
         for i in prange(count.shape[1]):  # noqa: F821
+            # Accounts stand at bars anywhere in a market larger than the caches: fetch rows before they are needed.
+            bar = count[0, min(i + FETCH_AHEAD, count.shape[1] - 1)] + 1  # noqa: F821
+            prefetch(tape, bar, 0)  # noqa: F821
+            prefetch(tape, bar, 8)  # noqa: F821
+            for column in range(0, table.shape[1], 16):
+                prefetch(table, bar, column)  # noqa: F821
             advance(  # noqa: F821
                 i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, obs, final_obs,
                 reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules,
@@ -218,7 +273,7 @@ def _cpu_kernels(parallel: bool) -> tuple[object, object]:
     def build(kernel):
         bound = types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
         bound.__qualname__ = kernel.__name__ + ("_parallel" if parallel else "")
-        return numba.njit(parallel=parallel, cache=True, error_model="numpy")(bound)
+        return numba.njit(parallel=parallel, cache=True, **_CPU_OPTIONS)(bound)
 
     return build(step_batch), build(reset_batch)
 
@@ -311,7 +366,7 @@ class Engine:
         self.rules = game.rules(market)
         self.shaping = rewards.Shaping(**{name: float(value) for name, value in game.shaping.items()})
         self.autoreset, self.close_at_stop = int(autoreset), int(close_at_stop)
-        self.is_cuda = self.device != "cpu"
+        self.is_cuda = _is_cuda(self.device)
         low, _ = observation_bounds(market, game.window)
         n = self.num_envs
         shapes = {
@@ -354,10 +409,12 @@ class Engine:
         import torch
         from numba import cuda
 
-        stream = cuda.external_stream(torch.cuda.current_stream(self.device).cuda_stream)
-        blocks = (self.num_envs + _BLOCK - 1) // _BLOCK
-        args = tuple(cuda.as_cuda_array(a, sync=False) if isinstance(a, torch.Tensor) else a for a in args)
-        _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
+        # numba launches on the device that is current.
+        with torch.cuda.device(self.count.device):
+            stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+            blocks = (self.num_envs + _BLOCK - 1) // _BLOCK
+            args = tuple(cuda.as_cuda_array(a, sync=False) if isinstance(a, torch.Tensor) else a for a in args)
+            _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
 
     def seed(self, seeds: np.ndarray, numbers: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Key the masked accounts' generators by (seeds[i], numbers[i]), from their first episodes on."""
@@ -370,15 +427,20 @@ class Engine:
         """Start the next episode of the masked accounts (all by default), at drawn bars or at `starts`.
 
         Raises:
-            ValueError: a start that is not a bar to decide at, or is the last one.
+            ValueError: a start that is not a bar to decide at, or is the last one; or an account left out that has
+                never been reset.
         """
         n = self.num_envs
         mask = np.ones(n, bool) if mask is None else np.asarray(mask, bool)
         given = np.full(n, -1, np.int32)
         if starts is not None:
-            given[:] = starts
-            for bar in given[mask]:
-                self.market.check_start(int(bar))
+            starts = np.asarray(starts)
+            if starts.shape not in ((), (n,)):
+                raise ValueError(f"start has shape {starts.shape}, expected () or ({n},)")
+            given[mask] = self.market.check_start(np.broadcast_to(starts, n)[mask])
+        # Ages are positive from the first reset on.
+        if not mask.all() and (self.count[dynamics.AGE][self._upload(~mask)] == 0).any():
+            raise ValueError("the reset leaves out accounts that have never been reset; reset all of them first")
         self._launch(
             1,
             (
@@ -440,6 +502,14 @@ class Engine:
                 )
             mine[:] = state[name]
         self.observe()
+
+
+def _is_cuda(device: str) -> bool:
+    if device == "cpu":
+        return False
+    import torch
+
+    return torch.device(device).type != "cpu"
 
 
 def _copy(array: object) -> object:

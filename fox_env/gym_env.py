@@ -33,6 +33,17 @@ def as_market(market: object) -> Market:
     raise TypeError(f"market is {market!r}, expected a Market, a path or None")
 
 
+def check_seed(seed: object) -> int:
+    """A seed of the game, as Python's integer.
+
+    Raises:
+        ValueError: it is not an integer in [0, 2**63).
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < SEED_LIMIT:
+        raise ValueError(f"seed is {seed!r}, expected an integer in [0, 2**63)")
+    return int(seed)
+
+
 class FoxES(gym.Env[np.ndarray, np.ndarray]):
     """E-mini S&P 500 futures, one account, a decision a bar.
 
@@ -51,10 +62,11 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
     ======================= =========================================================================================
     Market Patient          always, at mean(open, high, low, close of t+1) + h
     Market Normal           always, at open t+1 + h
-    Market Aggressive       always, at ask t + 1 tick
+    Market Aggressive       always, at max(ask t + 1 tick, close t)
     Limit −1, 0, +1 tick    L = bid t down to a tick, + offset. If L ≥ ask t and open t+1 + h ≤ L: at open + h. Else if
                             low t+1 ≤ L − 1 tick: at L. Else not
-    IOC cap 0, +1, +2       if open t+1 + h ≤ ask t + cap: at open + h, at most the size shown at close t
+    IOC cap 0, +1, +2       if open t+1 + h ≤ ask t + cap: at open + h, at most the size shown at close t; where none
+                            is shown, all of it, or with `depth_contracts` as much as the book holds within the cap
     ======================= =========================================================================================
 
     Orders larger than the size shown walk the book a tick a level, never beyond their limit. What did not fill is
@@ -68,12 +80,14 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
     index field                          range        unit
     ===== ============================== ============ ================================================================
     W·F   exposure                       [−1, 1]      position / max_contracts
-    +1    unrealized profit and loss     [−10, 10]    max_contracts × EWMA(100) of close changes
+    +1    unrealized profit and loss     [−10, 10]    max_contracts × volatility
     +2    age of the position            [0, 2]       min_hold_bars
     +3    drawdown                       [0, 10]      initial equity
     +4    can trade                      {0, 1}
     +5    fraction of the session left   [0, 1]
     ===== ============================== ============ ================================================================
+
+    Volatility is the EWMA(100) root mean square of close changes about zero, in points, at least one tick.
 
     **Reward.** Net points of the step / (max_contracts × close t): a return on full exposure, costs deducted; plus the
     shaping terms that are switched on.
@@ -122,8 +136,7 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         self._mirror = self.market.mirror
         self._features = self.market.features.shape[1]
         # Room for the position fields beside each row's features makes an observation of one bar a single copy.
-        self._table = np.zeros((len(self.market), self._features + dynamics.POSITION_FIELDS), np.float32)
-        self._table[:, : self._features] = self.market.observed
+        self._table = self.market.padded
         low, high = observation_bounds(self.market, self.game.window)
         self.observation_space = gym.spaces.Box(low, high, dtype=np.float32)
         self.action_space = (
@@ -136,21 +149,25 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Start an episode; see the class."""
-        super().reset(seed=seed)
-        if seed is not None or self._seed is None:
-            self._seed = int(self.np_random.integers(SEED_LIMIT)) if seed is None else int(seed)
-            self._episode = 0
-        start, self._mirrored = dynamics.draw_episode(
-            self._seed, 0, self._episode, len(self._starts), self.game.mirror_prob
-        )
-        bar = int(self._starts[start])
         options = options or {}
         unknown = set(options) - {"start"}
         if unknown:
             raise ValueError(f"option {sorted(unknown)[0]!r} is unknown, expected 'start'")
-        if options.get("start") is not None:
-            bar = int(options["start"])
-            self.market.check_start(bar)
+        start = options.get("start")
+        if start is not None:
+            start = self.market.check_start(start)
+            if start.ndim:
+                raise ValueError(f"start is {start.tolist()}, expected one bar")
+        if seed is not None:
+            seed = check_seed(seed)
+        super().reset(seed=seed)
+        if seed is not None or self._seed is None:
+            self._seed = int(self.np_random.integers(SEED_LIMIT)) if seed is None else seed
+            self._episode = 0
+        drawn, self._mirrored = dynamics.draw_episode(
+            self._seed, 0, self._episode, len(self._starts), self.game.mirror_prob
+        )
+        bar = int(self._starts[drawn] if start is None else start)
         self._episode += 1
         self._bar = bar
         self._row = self._tape[bar].tolist()
@@ -215,22 +232,18 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         All of them where the account can trade; in a locked state, where actions are ignored, the one that names the
         current position.
         """
-        shape = (act.NUM_ACTIONS,) if self.discrete else (4, 3)
+        largest = self.rules.max_contracts
+        mask = act.locked_masks(largest, self.discrete)[self._mirrored, self._position + largest].copy()
         if self._age >= self.rules.min_hold:
-            return np.ones(shape, bool).reshape(-1)
-        mask = np.zeros(shape, bool)
-        branches = list(act.locked_mask(self._position, self.rules.max_contracts))
-        if self._mirrored:
-            branches[0] = 2 - branches[0]
-        if self.discrete:
-            mask[act.encode(np.array(branches))] = True
-        else:
-            mask[np.arange(4), branches] = True
-        return mask.reshape(-1)
+            mask[:] = True
+        return mask
 
     def _branches(self, action: Any) -> list[int]:
-        # The common case, an integer array of four, is checked without numpy's overhead.
-        if not self.discrete and isinstance(action, np.ndarray) and action.dtype.kind == "i" and action.shape == (4,):
+        # The common cases, an integer array of four and an integer index, are checked without numpy's overhead.
+        if self.discrete:
+            if (type(action) is int or isinstance(action, np.integer)) and 0 <= action < act.NUM_ACTIONS:
+                return act.DECODED[action]
+        elif isinstance(action, np.ndarray) and action.dtype.kind == "i" and action.shape == (4,):
             branches = action.tolist()
             a, b, c, d = branches
             if 0 <= a < 3 and 0 <= b < 3 and 0 <= c < 3 and 0 <= d < 3:
@@ -248,8 +261,8 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         base = window * features
         if self._mirrored:
             seen = observation[:base].reshape(window, features)
-            perm, sign, offset = self._mirror
-            seen[:] = sign * seen[:, perm.astype(np.int64)] + offset
+            perm, sign = self._mirror
+            seen[:] = sign * seen[:, perm.astype(np.int64)]
         fields = dynamics.position_fields(
             self._row, self._position, self._age, self._net, self._basis, self._peak, self._fraction.item(bar),
             self._mirrored, self.rules,

@@ -22,7 +22,7 @@ from fox_env.data.bars import Bars, interval_ns
 from fox_env.data.calendar import sessions
 from fox_env.data.normalize import Normalizer
 from fox_env.data.rolls import Segment
-from fox_env.mirror import mirror_map, normalized_mirror_map
+from fox_env.mirror import normalized_mirror_map
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +97,9 @@ class Market:
     def __len__(self) -> int:
         return len(self.bars)
 
+    def __deepcopy__(self, memo: object) -> Market:
+        return self  # frozen, and large
+
     def __repr__(self) -> str:
         first, last = (dt.datetime.fromtimestamp(t / 1e9, dt.UTC).date() for t in (self.ts[0], self.ts[-1]))
         return (
@@ -116,19 +119,28 @@ class Market:
 
     @functools.cached_property
     def observed(self) -> np.ndarray:
-        """Features as the agent sees them, float32 [T, F]: normalized where there is a normalizer, clipped to ±10."""
+        """Features as the agent sees them, float32 [T, F], clipped to ±10.
+
+        Normalized where there is a normalizer; else as they are, complement(c) centred at c/2 so that the mirror of
+        what is seen is in the same range.
+        """
         if self.normalizer is not None:
             return self.normalizer.apply(self.features)
-        return np.clip(self.features, -10.0, 10.0)
+        center = np.array([column.parity.total / 2 for column in self.columns], np.float32)
+        return np.clip(self.features - center, -10.0, 10.0)
+
+    @functools.cached_property
+    def padded(self) -> np.ndarray:
+        """`observed` with room for the position fields beside each row, float32 [T, F + 6]."""
+        padded = np.zeros((len(self), len(self.columns) + dynamics.POSITION_FIELDS), np.float32)
+        padded[:, : len(self.columns)] = self.observed
+        return padded
 
     @functools.cached_property
     def mirror(self) -> np.ndarray:
-        """Map of observed features to the mirror, float32 [3, F]: row 0 partner, row 1 sign, row 2 offset."""
-        perm, sign, offset = mirror_map(self.columns)
-        if self.normalizer is not None:
-            perm, sign = normalized_mirror_map(self.columns)
-            offset = np.zeros_like(sign)
-        return np.stack([perm.astype(np.float32), sign, offset])
+        """Map of observed features to the mirror, float32 [2, F]: row 0 partner, row 1 sign."""
+        perm, sign = normalized_mirror_map(self.columns)
+        return np.stack([perm.astype(np.float32), sign])
 
     @functools.cached_property
     def land(self) -> np.ndarray:
@@ -152,16 +164,24 @@ class Market:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def check_start(self, bar: int) -> None:
-        """Refuse a bar at which no step can start.
+    def check_start(self, start: object) -> np.ndarray:
+        """Bars as an integer array, those refused at which no step can start.
 
         Raises:
-            ValueError: the bar is outside the market, its features are not warm, or nothing follows it.
+            ValueError: a bar is not an integer or outside the market, its features are not warm, or nothing follows it.
         """
-        if not 0 <= bar < len(self) or not self.decision[bar] or self.land[bar] >= len(self):
+        bars = np.asarray(start)
+        bad = np.ones(bars.shape, bool)
+        if bars.dtype.kind in "iu":
+            bad = (bars < 0) | (bars >= len(self))
+            bars = np.where(bad, 0, bars)
+            bad |= ~self.decision[bars] | (self.land[bars] >= len(self))
+        if bad.any():
+            first = np.asarray(start)[bad].tolist()[0]
             raise ValueError(
-                f"start is {bar}, expected a decision bar of the market's {len(self)} with another after it"
+                f"start is {first!r}, expected a decision bar of the market's {len(self)} with another after it"
             )
+        return bars
 
     @functools.cached_property
     def _quotes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -177,7 +197,19 @@ class Market:
         Args:
             spread_ticks: spread around the close where the market has no two-sided, uncrossed quote, in ticks.
             lookahead: bars of the hindsight term, 0 leaves it out. It never looks past the market's end.
+
+        Built once for each pair of arguments: every environment on the market reads the same array.
         """
+        key = (spread_ticks, lookahead)
+        if key not in self._tapes:
+            self._tapes[key] = self._build_tape(spread_ticks, lookahead)
+        return self._tapes[key]
+
+    @functools.cached_property
+    def _tapes(self) -> dict[tuple[float, int], np.ndarray]:
+        return {}
+
+    def _build_tape(self, spread_ticks: float, lookahead: int) -> np.ndarray:
         bars = self.bars
         tape = np.zeros((len(self), dynamics.TAPE_COLUMNS))
         for column, name in (
@@ -193,7 +225,9 @@ class Market:
         tape[:, dynamics.BID] = np.where(quoted, bid, bars.close - half)
         tape[:, dynamics.ASK] = np.where(quoted, ask, bars.close + half)
         for column, size in ((dynamics.BID_SIZE, bars.bid_size), (dynamics.ASK_SIZE, bars.ask_size)):
-            tape[:, column] = np.nan if size is None else np.where(quoted & (size >= 0), size, np.nan)
+            tape[:, column] = (
+                np.nan if size is None else np.where(quoted & (size >= 0) & np.isfinite(size), size, np.nan)
+            )
         tape[:, dynamics.AFTER_BREAK] = self.after_break
         tape[:, dynamics.SESSION_LAST] = self.session_last
         tape[:, dynamics.ROLL] = self.roll
@@ -210,14 +244,17 @@ class Market:
         return tape
 
     def slice(self, start: int, stop: int) -> Market:
-        """Bars [start, stop) as a market of their own. Features keep the history that they were built on.
+        """Bars [start, stop) as a market of their own, up to the last decision bar among them.
+
+        Features keep the history that they were built on.
 
         Raises:
             ValueError: the range holds fewer than two decision bars.
         """
-        rows = slice(start, stop)
-        if start < 0 or stop > len(self) or np.count_nonzero(self.decision[rows]) < 2:
+        decisions = np.flatnonzero(self.decision[start:stop])
+        if start < 0 or stop > len(self) or len(decisions) < 2:
             raise ValueError(f"bars [{start}, {stop}) of {len(self)} hold fewer than two bars to decide at")
+        rows = slice(start, start + int(decisions[-1]) + 1)
         arrays = {name: getattr(self, name)[rows] for name in _ROWS}
         part = replace(self, bars=self.bars.take(rows), truth=self.truth and self.truth.take(rows), **arrays)
         if part.roll[0] != dynamics.NO_ROLL:
@@ -232,7 +269,7 @@ class Market:
         train_end: str | dt.date | None = None,
         valid_end: str | dt.date | None = None,
     ) -> tuple[Market, Market, Market]:
-        """Training, validation and test part, in time order, whole sessions each.
+        """Training, validation and test part, in time order, whole sessions each, up to their last decision bars.
 
         Either shares of the bars, ``split(0.7, 0.15)``, or dates, ``split(train_end=…, valid_end=…)``: sessions whose
         trade date is before `train_end` train, those before `valid_end` validate. The normalizer is fitted on the

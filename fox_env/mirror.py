@@ -33,7 +33,7 @@ def mirror_map(features: Sequence[Feature]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def normalized_mirror_map(features: Sequence[Feature]) -> tuple[np.ndarray, np.ndarray]:
-    """The mirror of features after a `Normalizer`: ``x[..., perm] * sign``, exact in floating point.
+    """The mirror of features about their centres, as a market shows them: ``x[..., perm] * sign``, without rounding.
 
     Returns:
         perm int32 [F], sign float32 [F] (+1 or −1).

@@ -64,7 +64,7 @@ def shaping_terms(
         position: contracts at the end of the step.
         ahead: points from close t+1 to the close `hindsight_lookahead` bars later.
         gross: gross points of the step.
-        volatility: recent standard deviation of close changes, in points.
+        volatility: recent root mean square of close changes about zero, in points.
         close: true close t in points.
         max_contracts: the largest position.
         drawdown_change: change of the drawdown in this step over initial equity.

@@ -10,9 +10,10 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, Unbounded
 from torchrl.envs import EnvBase
 
+from fox_env import actions as act
 from fox_env import dynamics
 from fox_env.engine import SEED_LIMIT, Engine, game_of, observation_bounds
-from fox_env.gym_env import as_market
+from fox_env.gym_env import as_market, check_seed
 
 
 class FoxESTorchEnv(EnvBase):
@@ -62,10 +63,12 @@ class FoxESTorchEnv(EnvBase):
             },
             shape=(num_envs,),
         )
+        # Why each account's episode ended, RUNNING until then.
+        self._end = torch.zeros(column, dtype=torch.int32, device=self.device)
         self.set_seed(seed if seed is not None else int(np.random.default_rng().integers(SEED_LIMIT)))
 
     def _set_seed(self, seed: int | None) -> None:
-        self.engine.seed(np.full(self.engine.num_envs, seed), np.arange(self.engine.num_envs))
+        self.engine.seed(np.full(self.engine.num_envs, check_seed(seed)), np.arange(self.engine.num_envs))
 
     def _tensor(self, array: Any) -> torch.Tensor:
         """A tensor of its own of an array of the engine."""
@@ -82,38 +85,33 @@ class FoxESTorchEnv(EnvBase):
             "position": self._tensor(count[dynamics.POSITION]).long()[:, None],
         }
 
+    def _flags(self) -> dict[str, torch.Tensor]:
+        return {
+            "terminated": self._end == dynamics.MARGIN_CALL,
+            "truncated": self._end > dynamics.MARGIN_CALL,
+            "done": self._end != dynamics.RUNNING,
+        }
+
     def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
-        mask = None
+        mask = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         if tensordict is not None and "_reset" in tensordict:
-            mask = tensordict["_reset"].reshape(-1).cpu().numpy()
-        self.engine.reset(mask, kwargs.get("start"))
-        zero = torch.zeros(self.batch_size[0], 1, device=self.device)
-        flags = dict.fromkeys(("done", "terminated", "truncated"))
-        state = self._state() | {"pnl_points": zero.double(), "cost_points": zero.double()}
-        state |= {key: torch.zeros_like(zero, dtype=torch.bool) for key in flags}
-        if mask is not None:
-            # Accounts that go on keep what the last step said of them.
-            keep = torch.as_tensor(~mask, device=self.device)[:, None]
-            for key in state:
-                before = tensordict.get(key, None)
-                if before is not None and key not in flags:
-                    state[key] = torch.where(keep, before, state[key])
+            mask = tensordict["_reset"].reshape(self.batch_size)
+        self.engine.reset(mask.cpu().numpy(), kwargs.get("start"))
+        self._end[mask] = dynamics.RUNNING
+        zero = torch.zeros(self.batch_size[0], 1, dtype=torch.float64, device=self.device)
+        state = self._state() | {"pnl_points": zero, "cost_points": zero.clone()} | self._flags()
         return TensorDict(state, batch_size=self.batch_size, device=self.device)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        action = tensordict["action"]
-        if ((action < 0) | (action > 2)).any():
-            raise ValueError("an action is out of range, expected integers in [0, 3)")
-        action = action.to(torch.int32).contiguous()
         engine = self.engine
+        action = act.parse_action_tensor(tensordict["action"], engine.num_envs)
         engine.step(action if engine.is_cuda else action.numpy())
-        end = self._tensor(engine.flags[dynamics.END])[:, None]
+        # A finished account that is stepped again stays finished, though its step reports no end.
+        self._end |= torch.as_tensor(engine.flags[dynamics.END])[:, None]
         result = self._state() | {
             "pnl_points": self._tensor(engine.points[dynamics.PNL])[:, None],
             "cost_points": self._tensor(engine.points[dynamics.COST])[:, None],
             "reward": self._tensor(engine.reward).float()[:, None],
-            "terminated": end == dynamics.MARGIN_CALL,
-            "truncated": end > dynamics.MARGIN_CALL,
-            "done": end != dynamics.RUNNING,
         }
+        result |= self._flags()
         return TensorDict(result, batch_size=self.batch_size, device=self.device)

@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from fox_env import actions as act
 from fox_env import dynamics, rewards
 from fox_env.engine import SEED_LIMIT, Engine, game_of, observation_bounds
-from fox_env.gym_env import as_market
+from fox_env.gym_env import as_market, check_seed
 
 _MODES = {
     AutoresetMode.NEXT_STEP: dynamics.NEXT_STEP,
@@ -78,8 +78,12 @@ class FoxESVectorEnv(VectorEnv):
         """Start an episode in every account, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: an integer, or a sequence of N integers, some of which may be None.
+            seed: an integer in [0, 2**63), or a sequence of N such integers, some of which may be None: these accounts
+                go on with their seed, and draw one at the first reset.
             options: ``start``, a bar or N bars; ``reset_mask``, bool [N].
+
+        Raises:
+            ValueError: a seed, an option or a start out of range, or a first reset that leaves out an account.
         """
         options = dict(options or {})
         mask, start = options.pop("reset_mask", None), options.pop("start", None)
@@ -95,21 +99,25 @@ class FoxESVectorEnv(VectorEnv):
         if seed is not None:
             self._set_seeds(seed, mask)
         self.engine.reset(mask, start)
+        self._seeded = True
         return self._out(self.engine.obs), self._restarted(self._fields(), self.engine._upload(mask))
 
     def _set_seeds(self, seed: Any, mask: np.ndarray) -> None:
         """Key the masked accounts anew and start them from their first episode."""
-        if isinstance(seed, (int, np.integer)):
-            super().reset(seed=int(seed))
-            seeds, numbers, given = np.full(self.num_envs, int(seed)), np.arange(self.num_envs), mask
+        if np.ndim(seed) == 0:
+            seed = check_seed(seed)
+            super().reset(seed=seed)
+            seeds, numbers = np.full(self.num_envs, seed), np.arange(self.num_envs)
         else:
             seed = list(seed)
             if len(seed) != self.num_envs:
                 raise ValueError(f"seed has {len(seed)} entries, expected num_envs = {self.num_envs}")
-            given = mask & np.array([one is not None for one in seed])
-            seeds, numbers = np.array([one or 0 for one in seed]), np.zeros(self.num_envs, np.int64)
-        self.engine.seed(seeds, numbers, given if self._seeded else None)
-        self._seeded = True
+            if self._seeded:
+                mask = mask & np.array([one is not None for one in seed])
+            drawn = self.np_random.integers(SEED_LIMIT, size=self.num_envs)
+            seeds = np.array([check_seed(drawn[i] if one is None else one) for i, one in enumerate(seed)])
+            numbers = np.zeros(self.num_envs, np.int64)
+        self.engine.seed(seeds, numbers, mask)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Play one bar in every account; see `FoxES`.
@@ -124,7 +132,7 @@ class FoxESVectorEnv(VectorEnv):
             index = int(finished.nonzero()[0][0])
             raise RuntimeError(f"account {index} has finished its episode; reset it with options={{'reset_mask': ...}}")
         engine.step(self._parse(actions))
-        end = self._copy(engine.flags[dynamics.END])
+        end = engine.flags[dynamics.END]
         terminated = end == dynamics.MARGIN_CALL
         truncated = end > dynamics.MARGIN_CALL
         return self._out(engine.obs), self._out(engine.reward), terminated, truncated, self._step_infos()
@@ -135,17 +143,7 @@ class FoxESVectorEnv(VectorEnv):
         import torch
 
         actions = torch.as_tensor(actions, device=self.engine.device)
-        shape = (self.num_envs,) if self.discrete else (self.num_envs, 4)
-        limit = act.NUM_ACTIONS if self.discrete else 3
-        if tuple(actions.shape) != shape or actions.is_floating_point():
-            raise ValueError(
-                f"actions are {actions.dtype} of shape {tuple(actions.shape)}, expected integers of shape {shape}"
-            )
-        if ((actions < 0) | (actions >= limit)).any():
-            raise ValueError(f"an action is out of range, expected integers in [0, {limit})")
-        if self.discrete:
-            actions = torch.stack([actions // 27, actions // 9 % 3, actions // 3 % 3, actions % 3], -1)
-        return actions.to(torch.int32).contiguous()
+        return act.parse_action_tensor(actions, self.num_envs, self.discrete)
 
     def _out(self, array: Any) -> Any:
         if not self.copy:
@@ -223,18 +221,10 @@ class FoxESVectorEnv(VectorEnv):
         """As `FoxES.action_masks`, bool [N, 12] ([N, 81] for the discrete game)."""
         count = self.engine.count if not self.engine.is_cuda else self.engine.count.cpu().numpy()
         rules = self.engine.rules
-        shape = (self.num_envs, act.NUM_ACTIONS) if self.discrete else (self.num_envs, 4, 3)
-        masks = np.ones(shape, bool)
-        for i in np.flatnonzero(count[dynamics.AGE] < rules.min_hold):
-            branches = np.array(act.locked_mask(int(count[dynamics.POSITION, i]), rules.max_contracts))
-            if count[dynamics.MIRRORED, i]:
-                branches[0] = 2 - branches[0]
-            masks[i] = False
-            if self.discrete:
-                masks[i, act.encode(branches)] = True
-            else:
-                masks[i, np.arange(4), branches] = True
-        return masks.reshape(self.num_envs, -1)
+        table = act.locked_masks(rules.max_contracts, self.discrete)
+        masks = table[count[dynamics.MIRRORED], count[dynamics.POSITION] + rules.max_contracts]
+        masks[count[dynamics.AGE] >= rules.min_hold] = True
+        return masks
 
 
 class FoxESDiscreteVectorEnv(FoxESVectorEnv):

@@ -270,6 +270,14 @@ def live_branches(action_BK: Tensor, send_BE: Tensor) -> Tensor:
     return torch.stack((torch.ones_like(send_B), direction_B != _FLAT, send_B, send_B), 1)
 
 
+def live_or_direction(x_BKX: Tensor, live_BK: Tensor) -> Tensor:
+    """Each branch's own values, or those of direction, branch 0, where the branch is not live.
+
+    A branch is never trained where it cannot act, so that its value there means nothing; direction's always does.
+    """
+    return torch.where(live_BK[:, :, None], x_BKX, x_BKX[:, :1])
+
+
 def normalize_branch_weights(branch_weight_BK: Tensor, dtype: torch.dtype) -> Tensor:
     """Weights that sum to 1 over the branches of each sample; a sample without a live branch keeps all zeros."""
     weight_BK = branch_weight_BK.to(dtype)
@@ -325,8 +333,9 @@ def branch_dist_loss_with_gradients(
     if next_send_BE is None:
         next_q_B = target_q_BK.mean(1)
     else:
-        next_live_BK = live_branches(greedy_BK, next_send_BE).to(dtype)
+        next_live_BK = live_branches(greedy_BK, next_send_BE)
         next_q_B = (target_q_BK * next_live_BK).sum(1) / next_live_BK.sum(1)
+        target_p_BKN = live_or_direction(target_p_BKN, next_live_BK)
     y_B = reward_B + discount_B * next_q_B
     position_BN = _target_position(reward_B, discount_B, support_2, N)
     t_BKN = smooth(_project_from(position_BN, target_p_BKN), smoothing_kind, smoothing)
@@ -414,8 +423,9 @@ def branch_dist_loss(
                               - lambda_ent sum_k w_k H(p_k(a_k)) ]
         y_B    = reward + discount * mean over the branches that are live at s' of E[Q_target,k](s', greedy_k)
 
-    CE_k is against the smoothed projection of branch k's own target distribution at its own greedy action. The clamp
-    acts on the value only: the cross-entropy's gradient, bounded by construction, is not cut.
+    CE_k is against the smoothed projection of branch k's own target distribution at its own greedy action, or, where it
+    is not live at s', of direction's: a branch learns nothing where it cannot act. The clamp acts on the value only;
+    the cross-entropy's gradient, bounded by construction, is not cut.
 
     Args:
         value_BN, adv_BKMN: online network at s, [B, N] and [B, K, M, N]; the only inputs with a gradient.

@@ -18,6 +18,8 @@ from fox_agent.ops.dist_loss import (
     compute_dtype,
     dueling_chosen,
     dueling_gradient,
+    live_branches,
+    live_or_direction,
     normalize_branch_weights,
     one_hot,
 )
@@ -54,6 +56,7 @@ def quantile_huber_loss_with_gradients(
     discount_B: Tensor,
     weight_B: Tensor,
     branch_weight_BK: Tensor,
+    next_send_BE: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`quantile_huber_loss` together with the gradients of each ``loss_B`` in its own value and advantage quantiles.
 
@@ -70,6 +73,8 @@ def quantile_huber_loss_with_gradients(
     w_BK = normalize_branch_weights(branch_weight_BK, dtype)
     theta_BKQ = dueling_chosen(value_BQ, adv_BKMQ, action_BK)
     target_BKQ = dueling_chosen(target_value_BQ, target_adv_BKMQ, greedy_BK)
+    if next_send_BE is not None:
+        target_BKQ = live_or_direction(target_BKQ, live_branches(greedy_BK, next_send_BE))
     target_BKQ = reward_B.to(dtype)[:, None, None] + discount_B.to(dtype)[:, None, None] * target_BKQ
 
     skew_Q = quantile_midpoints(Q, dtype, value_BQ.device) - 0.5
@@ -116,17 +121,19 @@ def quantile_huber_loss(
     discount_B: Tensor,
     weight_B: Tensor,
     branch_weight_BK: Tensor,
+    next_send_BE: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantile-Huber loss (kappa = 1) of a dueling, branching network: the mean over pairs and over live branches.
 
-    Each branch's target is reward + discount * the target network's quantiles of that branch at its greedy action.
+    Each branch's target is reward + discount * the target network's quantiles of that branch at its greedy action; of
+    direction, where the branch is not live at s'.
 
     Args:
         value_BQ, adv_BKMQ: online quantile head at s, [B, Q] and [B, K, M, Q]; the only inputs with a gradient.
         target_value_BQ, target_adv_BKMQ: target network's quantile head at s'. All four of one dtype.
         action_BK: int64, the actions taken.
         greedy_BK: int64, the online network's greedy actions at s' (`BranchDistLoss.greedy_BK`).
-        reward_B, discount_B, weight_B, branch_weight_BK: as in `branch_dist_loss`.
+        reward_B, discount_B, weight_B, branch_weight_BK, next_send_BE: as in `branch_dist_loss`.
 
     Returns:
         loss_B = weight_B * unweighted_B, the one output with a gradient, and unweighted_B.
@@ -146,6 +153,7 @@ def quantile_huber_loss(
         discount_B,
         weight_B,
         branch_weight_BK,
+        next_send_BE,
     )
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fox_env.contracts import CONTRACTS
+from fox_env.contracts import CONTRACTS, Contract, get_contract
 from fox_env.data import dbn, rolls, tabular
 from fox_env.data.bars import Bars, Chunk, concatenate, interval_ns, resample
 from fox_env.data.calendar import HOURS, sessions, trade_dates
+from fox_env.data.features import Feature
 from fox_env.data.rolls import Segment, outright
+from fox_env.market import Market, build_market
 
 IMPOSSIBLE_STEP = 0.01
 """Share of the price by which a bar may open away from the close of a bar that ends where it starts. Real 5-minute bars
@@ -318,3 +320,48 @@ def _first_bars(segments: list[Segment], max_bars: int) -> list[Segment]:
         kept.append(Segment(segment.instrument, bars, segment.first, segment.gap))
         left -= length
     return kept
+
+
+def load_market(
+    path: str | Path,
+    *,
+    symbol: str = "ES",
+    bars: str | None = None,
+    tz: str | None = None,
+    stamp: str = "start",
+    columns: Mapping[str, str] | None = None,
+    max_bars: int = 0,
+    roll: str = "volume",
+    hours: str = "all",
+    contract: str | Contract | None = None,
+    features: Sequence[str | Feature] | None = None,
+    drop: Sequence[str] = (),
+) -> Market:
+    """A market from files: DBN of the ohlcv schemas, text or Parquet.
+
+    Args:
+        path, symbol, bars, tz, stamp, columns, max_bars, roll, hours: as `load_segments` takes them, which says what is
+            dropped and repaired; ``market.quality`` counts it.
+        contract: a `Contract` or its name; None takes the one that `symbol` begins with.
+        features, drop: as `Market.from_bars` takes them.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError: bad input, an unknown contract, or too few bars, in one sentence.
+    """
+    root = get_contract(symbol_root(symbol) if contract is None else contract)
+    segments, interval, quality, provenance = load_segments(
+        path, symbol=symbol, bars=bars, tz=tz, stamp=stamp, columns=columns, max_bars=max_bars, roll=roll, hours=hours
+    )
+    try:
+        return build_market(
+            segments, root, interval, features=features, drop=drop, quality=quality, provenance=provenance
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def symbol_root(symbol: str) -> str:
+    """``"ES"`` of ``"ES"``, ``"ES.FUT"``, ``"ES.c.0"`` and ``"ESH4"``."""
+    name = outright(symbol)
+    return name.root if name else symbol.partition(".")[0]

@@ -106,7 +106,8 @@ def slow_loss(a: dict, kind: str = "stencil") -> torch.Tensor:
             if total_weight == 0:
                 continue
             w = a["branch_weight_BK"][b, k].item() / total_weight
-            p_target = torch.softmax(logits("target_", k, greedy[k]), 0)
+            own = k if live[k] else 0  # of a branch that cannot act at s', direction's
+            p_target = torch.softmax(logits("target_", own, greedy[own]), 0)
             t = slow_project(p_target.tolist(), reward, discount, low, high)
             if kind == "uniform":
                 t = [(1 - s) * x + s / N for x in t]
@@ -465,6 +466,28 @@ def test_the_target_averages_only_branches_live_at_the_next_state() -> None:
     assert branch_dist_loss(**a).td_B.item() == pytest.approx(abs(q - y).item())
 
 
+def test_a_branch_that_is_not_live_at_the_next_state_takes_directions_distribution() -> None:
+    # Atoms -1, 0, 1; reward 0, discount 1: a target distribution projects onto itself. Every branch is greedy in
+    # action 1. The target network's advantages make it (1, 1, 2) / 4 in direction and (2, 1, 1) / 4 in magnitude.
+    zero, one = torch.zeros(1, 3, dtype=F64), torch.ones(1, dtype=F64)
+    adv, greedy, target = (torch.zeros(1, 4, 3, 3, dtype=F64) for _ in range(3))
+    greedy[0, :, 1, 2] = 1.0
+    for action, sign in ((1, 1), (0, -1)):  # opposite, so that their mean over the actions is 0
+        target[0, 0, action, 2] = sign * math.log(2)
+        target[0, 1, action, 0] = sign * math.log(2)
+    a = {
+        "value_BN": zero, "adv_BKMN": adv, "next_value_BN": zero, "next_adv_BKMN": greedy, "target_value_BN": zero,
+        "target_adv_BKMN": target, "action_BK": torch.zeros(1, 4, dtype=torch.int64), "reward_B": 0 * one,
+        "discount_B": one, "weight_B": one, "branch_weight_BK": torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=F64),
+        "support_2": support(-1, 1), "coef_4": coef(),
+    }  # fmt: skip
+    # Only magnitude is learned. Its online distribution is uniform: the gradient in its value logits is 1/3 - target.
+    for send, expected in ((None, [0.5, 0.25, 0.25]), (torch.zeros(1, 9, dtype=torch.bool), [0.25, 0.25, 0.5])):
+        b = a | {"next_send_BE": send}
+        (grad,) = gradients(lambda x: branch_dist_loss(**x).loss_B.sum(), b, "value_BN")
+        assert grad[0].tolist() == pytest.approx([1 / 3 - t for t in expected])
+
+
 def test_terminal_steps_take_nothing_from_the_next_state() -> None:
     a = make(B=3) | {"discount_B": torch.zeros(3, dtype=F64)}
     b = a | {name: a[name] + 3 * torch.randn_like(a[name]) for name in ("target_value_BN", "target_adv_BKMN")}
@@ -573,23 +596,31 @@ def quantile_arguments(B: int = 4, K: int = 3, M: int = 2, Q: int = 5, seed: int
         "discount_B": torch.rand(B, generator=g, dtype=F64),
         "weight_B": torch.rand(B, generator=g, dtype=F64) + 0.1,
         "branch_weight_BK": (torch.rand(B, K, generator=g) < 0.6).to(F64),
+        "next_send_BE": torch.rand(B, 9, generator=g) < 0.5 if (K, M) == (4, 3) else None,
     }
 
 
-def test_quantile_loss_equals_a_double_loop() -> None:
-    a = quantile_arguments()
+@pytest.mark.parametrize("sizes", [(4, 3, 2, 5), (6, 4, 3, 4)])
+def test_quantile_loss_equals_a_double_loop(sizes: tuple[int, ...]) -> None:
+    a = quantile_arguments(*sizes)
     loss, unweighted = quantile_huber_loss(**a)
     online = dueling(a["value_BQ"], a["adv_BKMQ"])
     target = dueling(a["target_value_BQ"], a["target_adv_BKMQ"])
     B, K, _, Q = online.shape
     for b in range(B):
         expected = 0.0
+        greedy = a["greedy_BK"][b].tolist()
+        live = [True] * K
+        if a["next_send_BE"] is not None:
+            sends = bool(a["next_send_BE"][b, 3 * greedy[0] + greedy[1]])
+            live = [True, greedy[0] != 1, sends, sends]
         for k in range(K):
+            own = k if live[k] else 0
             pairs = 0.0
             for i in range(Q):
                 tau = (2 * (i + 1) - 1) / (2 * Q)
                 for j in range(Q):
-                    y = a["reward_B"][b] + a["discount_B"][b] * target[b, k, a["greedy_BK"][b, k], j]
+                    y = a["reward_B"][b] + a["discount_B"][b] * target[b, own, greedy[own], j]
                     u = (y - online[b, k, a["action_BK"][b, k], i]).item()
                     huber = 0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5
                     pairs += abs(tau - (u < 0)) * huber
@@ -597,6 +628,20 @@ def test_quantile_loss_equals_a_double_loop() -> None:
             expected += pairs / Q**2 * (a["branch_weight_BK"][b, k].item() / total if total else 0.0)
         assert unweighted[b].item() == pytest.approx(expected, rel=1e-12)
         assert loss[b].item() == pytest.approx(expected * a["weight_B"][b].item(), rel=1e-12)
+
+
+def test_a_branch_that_is_not_live_at_the_next_state_takes_directions_quantiles() -> None:
+    # One quantile at 1/2: the loss is half of Huber's. Target quantiles at s': direction 0.5, magnitude 3; reward 1,
+    # discount 0.5, online quantiles 0. Only magnitude is learned, u = 1 + 0.5 x: 2.5 of its own, 1.25 of direction's.
+    one, zeros = torch.ones(1, dtype=F64), torch.zeros(1, 4, 3, 1, dtype=F64)
+    target = zeros.clone()
+    target[0, 0, 1], target[0, 0, 0] = 0.5, -0.5
+    target[0, 1, 1], target[0, 1, 0] = 3.0, -3.0
+    learned = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=F64)
+    action, greedy = torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 4, dtype=torch.int64)
+    args = (0 * one[:, None], zeros, 0 * one[:, None], target, action, greedy, one, 0.5 * one, one, learned)
+    assert quantile_huber_loss(*args)[0].item() == pytest.approx((2.5 - 0.5) / 2)
+    assert quantile_huber_loss(*args, torch.zeros(1, 9, dtype=torch.bool))[0].item() == pytest.approx((1.25 - 0.5) / 2)
 
 
 def test_quantile_gradcheck() -> None:
@@ -756,7 +801,7 @@ def test_the_quantile_loss_uses_the_distributional_heads_greedy_actions() -> Non
     online, following, target, batch = problem()
     out = total_loss(online, following, target, batch, coefficients())
     assert torch.equal(out.greedy_BK, expected_q(following.value_BN, following.adv_BKMN, support(-2, 2)).argmax(2))
-    _, unweighted = quantile_huber_loss(*online[2:], *target[2:], batch.action_BK, out.greedy_BK, *batch[1:5])
+    _, unweighted = quantile_huber_loss(*online[2:], *target[2:], batch.action_BK, out.greedy_BK, *batch[1:])
     assert torch.equal(out.priority_B, unweighted)
 
 

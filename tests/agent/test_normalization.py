@@ -168,6 +168,12 @@ def test_the_rule_reads_the_mean_of_its_fifty_steps():
     assert support.bounds[1].item() == pytest.approx(1.1)
 
 
+def test_quiet_windows_do_not_add_up():
+    support = AdaptiveSupport("unit", gamma=0.9)
+    run(support, 500, 0.003)
+    assert support.bounds[1] == 1
+
+
 def test_growth_rests_until_the_target_network_has_followed():
     # τ = 0.005: 2.5 / τ = 500 steps between growths.
     support = AdaptiveSupport("unit", gamma=0.9)

@@ -501,7 +501,7 @@ def test_a_restored_buffer_continues_bit_for_bit(tmp_path, way):
 
 BARS, WIDTH = 60, 5
 # Features: odd, even, odd, and two that the mirror exchanges.
-MIRROR = torch.tensor([[0.0, 1, 2, 4, 3], [-1, 1, -1, 1, 1], [0, 0, 0.5, 0, 0]])
+MIRROR = torch.tensor([[0.0, 1, 2, 4, 3], [-1, 1, -1, 1, 1]])
 
 
 def make_replay(capacity=64, batch_size=16, *, window=1, seed=0, **options) -> TransitionReplay:
@@ -597,7 +597,7 @@ def test_gathered_observations_equal_a_slow_reading(window, state):
             row = max(bar - back, 0 if bar < 20 else 20)
             values = replay._features_TF[row].tolist()
             if mirrored:
-                values = [-values[0], values[1], 0.5 - values[2], values[4], values[3]]
+                values = [-values[0], values[1], -values[2], values[4], values[3]]
             expected += values
         exposure, unrealized, age, drawdown = batch[state + "position_state"][b].tolist()
         expected += [-exposure if mirrored else exposure, unrealized, age, drawdown, 1.0]
@@ -689,7 +689,7 @@ def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="batch has the fields"):
         replay.extend(batch)
     features, fraction_left = torch.zeros(5, 2), torch.zeros(5)
-    mirror = torch.tensor([[0.0, 1], [1, 1], [0, 0]])
+    mirror = torch.tensor([[0.0, 1], [1, 1]])
     with pytest.raises(ValueError, match="fraction_left has shape"):
         TransitionReplay(8, 4, features, fraction_left[:4], mirror=mirror)
     with pytest.raises(ValueError, match="window is 2"):

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from fox_env import FoxES, Market, actions, dynamics, evaluate, metrics, synthetic_market
 from fox_env.backtest import Lanes, Player, Record
 from fox_env.baselines import RandomPolicy, as_policy
+from fox_env.data.rolls import Segment
 from fox_env.engine import Engine, game_of
 from fox_env.oracle import OraclePolicy, follow_the_state, solve
 from fox_env.report import to_plain
-from tests.env.games import make_bars, make_market, random_market
+from tests.env.games import MINUTES, MORNING, make_bars, make_market, random_market
 
 HALF, FEE = 0.125, 2.25 / 50  # half the spread and a side's commission, points
 FLAT, LONG, SHORT = (actions.BASELINES[name] for name in ("flat", "long", "short"))
@@ -100,6 +101,18 @@ def test_dollars_are_points_times_the_multiplier() -> None:
         for figures in report.policies.values():
             assert figures["net_pnl_usd"] == pytest.approx(dollars * figures["net_pnl_points"], abs=1e-9)
             assert figures["cost_usd"] == pytest.approx(dollars * figures["cost_points"], abs=1e-9)
+
+
+def test_costs_of_a_roll_by_hand() -> None:
+    later = make_bars([(4010, 4012, 4009, 4011), (4011, 4012, 4010, 4012)], start=MORNING + 5 * len(SMALL) * MINUTES)
+    market = make_market([Segment("A", make_bars(SMALL), 0, 0.0), Segment("B", later, 0, 6.0)])
+    record = Player(market, lanes=1).play("long")
+    # From 4000 + h to 4004, then the new contract from 4004 + 6 to 4012; the roll sells four and buys four.
+    assert record.gross.sum() == pytest.approx(4 * (4 + 2), abs=1e-9)
+    assert {part: points.sum() for part, points in record.costs.items()} == pytest.approx(
+        {"commission": 4 * FEE, "spread_slippage": 4 * HALF, "roll": 4 * 2 * (HALF + FEE), "forced": 0.0}, abs=1e-9
+    )
+    assert evaluate("long", market, lanes=1).policies["agent"]["turnover_contracts"] == 4 + 8
 
 
 def test_margin_call_ends_the_lane() -> None:
@@ -209,6 +222,7 @@ def test_settings_of_training_do_not_reach_a_back_test(garch: Market) -> None:
         garch, 3, mirror_prob=1.0, episode_bars=7, shaping={"drawdown": 1.0, "hindsight": 1.0}
     ).play(scatter)  # fmt: skip
     assert (plain.net == trained.net).all()
+    assert trained.game == plain.game
 
 
 def test_play_repeats_itself(garch: Market) -> None:
@@ -269,6 +283,20 @@ def test_expectation_counts_closes_and_leaves_out_ended_lanes(planted: Market) -
     assert abs(called.expected_net_points() - before) < 60 * 4 * (2 * (HALF + FEE) + 0.15)
 
 
+def test_expectation_knows_that_a_closing_lane_takes_no_order(planted: Market) -> None:
+    market = planted.slice(0, 3_000)
+    sessions = len(Lanes.cut(market).days)
+
+    def at_the_end(obs: np.ndarray) -> np.ndarray:
+        """Long at the last bar but one of each session, of which 5 minutes of 23 hours are left."""
+        return np.where((obs[:, -1:] > 0) & (obs[:, -1:] < 0.006), LONG, FLAT)
+
+    record = Player(market, sessions, min_hold_bars=0).play(at_the_end)
+    assert np.count_nonzero(record.action[:, 0] == actions.LONG) >= sessions - 1
+    assert record.expected_net_points() == 0.0
+    assert record.net.sum() == 0.0
+
+
 def test_expectation_is_left_out_where_it_is_not_known(planted: Market, garch: Market) -> None:
     assert Player(garch, 2).play("long").expected_net_points() is None
     assert Player(planted, 2, flat_at_close=True).play("long").expected_net_points() is None
@@ -310,7 +338,7 @@ def test_stable_baselines_models(garch: Market, kind: str) -> None:
         model = sb3.PPO("MlpPolicy", FoxES(garch), n_steps=16, batch_size=16, seed=0, device="cpu")
     else:
         model = sb3.DQN("MlpPolicy", FoxESDiscrete(garch), buffer_size=10, seed=0, device="cpu")
-    player = Player(garch.slice(0, 900), 2)
+    player = Player(garch.slice(0, 500), 2)
 
     def call(obs: np.ndarray) -> np.ndarray:
         chosen = model.predict(obs, deterministic=True)[0]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from fractions import Fraction
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fox_env import FoxES, FoxESVectorEnv, dynamics
+from fox_env import Contract, FoxES, FoxESDiscrete, FoxESVectorEnv, dynamics
+from fox_env.data.features import Feature, complement
 from fox_env.engine import Game, compile_rule
 from tests.env.games import make_bars, make_market, play, random_market
 
@@ -114,7 +117,7 @@ def test_the_mirror_earns_the_same(seed, game):
     assert plain.action_masks().sum() == 12
     while True:
         assert second[0] == -first[0]  # odd
-        assert second[1] == pytest.approx(1.0 - first[1], abs=1e-6)  # complement(1)
+        assert second[1] == -first[1]  # complement(1), seen about its centre
         assert (second[2], second[3]) == (first[3], first[2])  # swap
         assert second[features] == -first[features]  # exposure
         np.testing.assert_array_equal(second[features + 1 :], first[features + 1 :])
@@ -301,6 +304,62 @@ def test_a_new_contract_without_history_is_skipped_until_warm():
     assert info["position"] == 0
 
 
+def test_a_part_ends_at_its_last_decision_bar():
+    """A part that stops inside the cold bars of a new contract is cut before them, so that no step leaves it."""
+    market = random_market(np.random.default_rng(5), quotes=False)
+    roll = int(np.flatnonzero(market.roll == dynamics.UNMEASURED)[0])
+    assert not market.decision[roll : roll + 2].any()
+    for stop in (roll, roll + 1, roll + 2):
+        part = market.slice(10, stop)
+        assert len(part) == len(part.land) == len(part.tape()) == roll - 10
+        infos = play(part, [(1, 0, 0, 0)] * 2, start=len(part) - 3)
+        assert [info.get("end_reason") for info in infos] == [None, "end_of_data"]
+    assert len(market.slice(10, roll + 3)) == roll - 7
+
+
+def test_what_the_mirror_shows_is_in_the_space_without_a_normalizer():
+    """complement(30) is seen about 15, clipped: 2 − 15 = −13 as −10, 20 − 15 = 5, 30 − 15 as 10; mirrored negated."""
+    level = Feature("level", complement(30.0), 0, lambda x: np.resize([2.0, 20.0, 30.0], len(x.bars)))
+    market = make_market(make_bars([(4000.0,) * 4] * 9), features=[level])
+    for mirrored in (0, 1):
+        sign = -1 if mirrored else 1
+        game = {"episode_bars": 0, "mirror_prob": float(mirrored)}
+        single, many = FoxES(market, **game), FoxESVectorEnv(2, market, **game)
+        seen = [(single.reset(seed=0, options={"start": 3})[0], many.reset(seed=0, options={"start": 3})[0])]
+        seen += [(single.step([1, 0, 0, 0])[0], many.step([[1, 0, 0, 0]] * 2)[0]) for _ in range(2)]
+        for (one, two), expected in zip(seen, (-10.0, 5.0, 10.0), strict=True):
+            assert one[0] == two[0, 0] == two[1, 0] == sign * expected
+            assert one in single.observation_space
+            assert two in many.observation_space
+
+
+def test_environments_on_a_market_share_its_arrays():
+    market = random_market(np.random.default_rng(4))
+    assert market.tape(1.0) is market.tape(1)
+    assert market.tape(1.0) is not market.tape(2.0)
+    assert market.tape(1.0) is not market.tape(1.0, 10)
+    assert copy.deepcopy(market) is market
+    game = {"episode_bars": 20}
+    one, two, many = FoxES(market, **game), FoxES(market, spread_ticks=1, **game), FoxESVectorEnv(2, market, **game)
+    assert one._tape is two._tape is many.engine.tape is market.tape()
+    assert one._table is two._table is market.padded
+    np.testing.assert_array_equal(market.padded, np.pad(market.observed, ((0, 0), (0, 6))))
+    assert gym.make("FoxES-v0", market=market, **game).unwrapped.market is market
+    # What is derived from a market is built anew.
+    part, other = market.slice(0, 100), replace(market, features=market.features + 1, volatility=market.volatility * 2)
+    np.testing.assert_array_equal(part.tape(), market.tape()[:100])
+    np.testing.assert_array_equal(other.tape()[:, dynamics.VOLATILITY], 2 * market.volatility)
+    assert len(part.padded) == len(part.observed) == 100
+    assert not np.array_equal(other.padded, market.padded)
+
+
+@pytest.mark.parametrize("size", [math.inf, math.nan])
+def test_a_size_that_is_not_finite_is_unknown(size):
+    sizes = {"bid_size": [size] * 3, "ask_size": [size] * 3}
+    market = make_market(make_bars([(4000.0,) * 4] * 3, bid=[3999.75] * 3, ask=[4000.0] * 3, **sizes))
+    assert play(market, [(2, 2, 2, 1)])[0]["filled"] == 4
+
+
 def test_price_gap_between_contracts_is_never_earned():
     """On constant prices with a constant spread between contracts every roll costs exactly its costs."""
     from fox_env.data.rolls import Segment
@@ -385,11 +444,35 @@ def test_windows_end_at_the_contract():
         ({"shaping": {"luck": 1.0}}, "shaping luck"),
         ({"episode_bars": 500}, "the market has 9 bars"),
         ({"depth_contracts": 0}, "depth_contracts is 0"),
+        ({"depth_contracts": True}, "depth_contracts is True"),
+        ({"depth_contracts": 2.0}, "depth_contracts is 2.0"),
+        ({"flat_at_close": "no"}, "flat_at_close is 'no', expected True or False"),
+        ({"margin": 1}, "margin is 1, expected True or False"),
+        ({"spread_ticks": "1"}, "spread_ticks is '1', expected zero or a positive number"),
+        ({"spread_ticks": True}, "spread_ticks is True"),
+        ({"initial_equity_usd": True}, "initial_equity_usd is True"),
+        ({"mirror_prob": "0.5"}, "mirror_prob is '0.5'"),
+        ({"commission_usd_per_side": "x"}, "commission_usd_per_side is 'x'"),
+        ({"commission_bps_round_trip": True}, "commission_bps_round_trip is True"),
+        ({"shaping": {"micro": "1"}}, "shaping micro='1'"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), **{"episode_bars": 2, **settings})
+
+
+def test_numpys_numbers_are_numbers():
+    market = make_market(make_bars([(4000.0,) * 4] * 9))
+    game = {"depth_contracts": np.int64(3), "spread_ticks": np.float32(2), "margin": np.bool_(False)}
+    rules = FoxES(market, episode_bars=2, **game).rules
+    assert (rules.depth, type(rules.depth), rules.margin) == (3, int, 0)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_maintenance_margins_are_checked(rate):
+    with pytest.raises(ValueError, match=f"contract X: maintenance_usd of 2020-01-01 is {rate}"):
+        Contract("X", 0.25, 50.0, 2.25, 500.0, (("2012-01-01", 1_000.0), ("2020-01-01", rate)))
 
 
 def test_unknown_settings_and_markets_are_refused():
@@ -400,13 +483,35 @@ def test_unknown_settings_and_markets_are_refused():
 
 
 @pytest.mark.parametrize(
-    "action", [[0, 0, 0, 3], [-1, 0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0], 5, [[0, 0, 0, 0]], [np.nan, 0, 0, 0], ["a"] * 4]
-)
+    "action",
+    [
+        [0, 0, 0, 3], [-1, 0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0], 5, [[0, 0, 0, 0]], [np.nan, 0, 0, 0], ["a"] * 4,
+        [np.inf, 0, 0, 0], [0, 0, 0, -1e30], [True] * 4,
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
 def test_bad_actions_are_refused(action):
     env = FoxES(make_market(make_bars([(4000.0,) * 4] * 9)), episode_bars=2)
     env.reset(seed=0)
     with pytest.raises(ValueError, match="action"):
         env.step(action)
+
+
+@pytest.mark.parametrize("action", [81, -1, np.int64(81), 1.5, np.inf, 1e30, True, np.bool_(True), [3], "3", None])
+@pytest.mark.filterwarnings("error")
+def test_bad_indices_are_refused(action):
+    env = FoxESDiscrete(make_market(make_bars([(4000.0,) * 4] * 9)), episode_bars=2)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="action"):
+        env.step(action)
+
+
+def test_an_index_names_its_branches():
+    env = FoxESDiscrete(make_market(make_bars([(4000.0,) * 4] * 9)), episode_bars=2)
+    for index in range(81):
+        branches = [index // 27, index // 9 % 3, index // 3 % 3, index % 3]
+        for action in (index, np.int64(index), np.uint8(index), np.array(index), float(index)):
+            assert env._branches(action) == branches
 
 
 def test_stepping_after_the_end_is_refused():
@@ -451,8 +556,8 @@ def test_returned_observations_are_not_overwritten():
     saved = [np.copy(x) for x in second[:4]]
     vector.step([[0, 2, 0, 1]] * 2)
     np.testing.assert_array_equal(first, kept)
-    for array, copy in zip(second[:4], saved, strict=True):
-        np.testing.assert_array_equal(array, copy)
+    for array, kept in zip(second[:4], saved, strict=True):
+        np.testing.assert_array_equal(array, kept)
 
 
 def test_split_normalizes_on_the_training_part_only():
