@@ -44,7 +44,8 @@ def load_state(path: str | os.PathLike) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from error
+        what = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} is not a checkpoint: {what}") from error
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         found = state.get("schema") if isinstance(state, dict) else None
         raise ValueError(f"checkpoint {path} has schema {found}, expected {SCHEMA}")

@@ -189,7 +189,7 @@ class Trainer:
     # Learning
 
     def _schedules(self) -> None:
-        """Write this update's coefficients to the device."""
+        """Write the coefficients of the next update, and of the collecting before it, to the device."""
         profile, loss = self.profile, self.profile.loss
         warmup = loss.c51_warmup_epochs * profile.train.updates_per_epoch
         alpha = Schedule(0.0, loss.c51_alpha_max, warmup).value(self.update_count)
@@ -218,7 +218,6 @@ class Trainer:
 
     def _update(self) -> None:
         """One learner step."""
-        self._schedules()
         network, train = self.network, self.profile.train
         batch, index_B, weight_B = self.replay.sample()
         network.resample_noise(self._noise)
@@ -264,12 +263,13 @@ class Trainer:
         """Train to the end of the profile's epochs, or until validation has not improved for too long.
 
         Args:
-            resume: go on from the last checkpoint in `out`, if there is one.
+            resume: go on from the last checkpoint in `out`.
             on_update: called after each update.
             on_epoch: called with each epoch's metrics.
 
         Raises:
-            ValueError: there is nothing to resume, or it was trained with another profile.
+            FileNotFoundError: there is nothing to resume.
+            ValueError: `out` holds a run already, or one to resume that was trained with another profile.
             FloatingPointError: the loss is not finite.
             KeyboardInterrupt: after `stop`.
         """
@@ -280,10 +280,13 @@ class Trainer:
                 self.load_checkpoint(self.out / STATE_FILE)
             elif (self.out / STATE_FILE).exists():
                 raise ValueError(f"{self.out} holds a run already; resume it or choose another folder")
+            else:
+                (self.out / METRICS_FILE).unlink(missing_ok=True)  # of a run that did not come to a checkpoint
             write_atomic(self.out / PROFILE_FILE, lambda partial: partial.write_text(dump_profile(self.profile)))
         board = self._board()
         while self.epoch < train.epochs and not self._is_stale():
             while self.update_count < (self.epoch + 1) * train.updates_per_epoch:
+                self._schedules()
                 self._owed_steps += self.profile.collect.steps_per_update
                 while self._owed_steps >= 1 or len(self.replay) < self.profile.replay.min_size:
                     self._collect()
@@ -292,6 +295,7 @@ class Trainer:
                 if on_update:
                     on_update(self)
                 if self._stops:
+                    self._stops = False
                     if self.out is not None:
                         self.save_checkpoint(self.out / STATE_FILE)
                     raise KeyboardInterrupt
@@ -311,10 +315,10 @@ class Trainer:
         metrics |= {"support": float(self.support.bounds[1]), "reward_sigma": float(self.scale.scale())}
         for name in ("net_pnl_usd", "sharpe", "trades", "mean_abs_exposure", "cost_usd"):
             metrics[f"valid_{name}"] = float(summary[name] or 0.0)
-        metrics["valid_t"] = record.edge_t
         if not torch.isfinite(torch.tensor(metrics["loss"])):
             raise FloatingPointError(f"the loss of epoch {self.epoch} is {metrics['loss']}")
         metrics["verdict"] = verdict({k: v for k, v in metrics.items() if isinstance(v, float)})
+        metrics["valid_t"] = record.edge_t  # not finite where there are too few sessions to tell
         if summary["net_pnl_usd"] > self.best["net"]:
             self.best = {"net": summary["net_pnl_usd"], "epoch": self.epoch, "gate_t": metrics["valid_t"]}
             self._best_network = copy.deepcopy(self.target.state_dict())

@@ -75,7 +75,7 @@ class Rules(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What `step_one` returns.
+    """Names for what `step_one` returns: ``Step(*step_one(...))``.
 
     position: contracts after the step. age: bars since the last change, `free_age` when unlocked by it. net: points
     earned since reset. basis: Σ contracts × price of the open position. gross, cost: points of this step. filled:
@@ -123,7 +123,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
         rules: `Rules`.
 
     Returns:
-        `Step`.
+        The fields of `Step`, as a plain tuple, which costs a single environment less.
     """
     tick = rules.tick
     eps = 1e-6 * tick  # prices of a decimal tick are not exact in binary
@@ -260,9 +260,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
                 position = 0
                 basis = 0.0
                 age = free_age(rules.min_hold)
-    return Step(
-        position, age, net + (gross - cost), basis, gross, cost, filled, fill_price, forced, rolled, margin_call
-    )
+    return (position, age, net + (gross - cost), basis, gross, cost, filled, fill_price, forced, rolled, margin_call)
 
 
 def position_fields(row, position, age, net, basis, peak, fraction_left, mirrored, rules):
@@ -411,46 +409,44 @@ def advance(
         if count[MIRRORED, i] != 0:
             direction = 2 - direction
         closing = 1 if close_at_stop != 0 and bar + 1 == count[STOP, i] else 0
-        step = step_one(
+        held, age, earned, basis, gross, cost, filled, fill_price, forced, rolled, margin_call = step_one(
             row, nxt, count[POSITION, i], count[AGE, i], money[NET, i], money[BASIS, i],
             direction, actions[i, 1], actions[i, 2], actions[i, 3], closing, rules,
         )  # fmt: skip
-        net = step.gross - step.cost
+        net = gross - cost
         value = base_reward(net, row[CLOSE], rules.max_contracts)
-        peak = max(money[PEAK, i], step.net)
+        peak = max(money[PEAK, i], earned)
         if shaped != 0:
-            change = (
-                ((peak - step.net) - (money[PEAK, i] - money[NET, i])) * rules.multiplier / rules.initial_equity_usd
-            )
+            change = ((peak - earned) - (money[PEAK, i] - money[NET, i])) * rules.multiplier / rules.initial_equity_usd
             extra = shaping_terms(
-                shaping, count[SHORTS, i], count[FLATS, i], count[LONGS, i], step.position, nxt[AHEAD], step.gross,
+                shaping, count[SHORTS, i], count[FLATS, i], count[LONGS, i], held, nxt[AHEAD], gross,
                 row[VOLATILITY], row[CLOSE], rules.max_contracts, change,
             )  # fmt: skip
             for j in range(4):
                 terms[j, i] = extra[j]
                 value += extra[j]
-            if step.position < 0:
+            if held < 0:
                 count[SHORTS, i] += 1
-            elif step.position > 0:
+            elif held > 0:
                 count[LONGS, i] += 1
             else:
                 count[FLATS, i] += 1
         reward[i] = value
         count[BAR, i] = land[bar]
-        count[POSITION, i] = step.position
-        count[AGE, i] = step.age
+        count[POSITION, i] = held
+        count[AGE, i] = age
         count[STEPS, i] += 1
-        money[NET, i] = step.net
-        money[BASIS, i] = step.basis
+        money[NET, i] = earned
+        money[BASIS, i] = basis
         money[PEAK, i] = peak
         points[PNL, i] = net
-        points[GROSS, i] = step.gross
-        points[COST, i] = step.cost
-        points[FILL_PRICE, i] = step.fill_price
-        flags[FILLED, i] = step.filled
-        flags[FORCED, i] = step.forced
-        flags[ROLLED, i] = step.rolled
-        if step.margin_call != 0:
+        points[GROSS, i] = gross
+        points[COST, i] = cost
+        points[FILL_PRICE, i] = fill_price
+        flags[FILLED, i] = filled
+        flags[FORCED, i] = forced
+        flags[ROLLED, i] = rolled
+        if margin_call != 0:
             flags[END, i] = MARGIN_CALL
         elif episode_bars != 0 and count[STEPS, i] >= episode_bars:
             flags[END, i] = EPISODE_BARS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 import zlib
 from dataclasses import dataclass, field
 from numbers import Real
@@ -285,7 +286,7 @@ def _cuda_kernels() -> tuple[object, object]:
         np.row_stack = np.vstack  # noqa: NPY201
     from numba import cuda
 
-    names = compile_rule(cuda.jit(device=True, fma=False))
+    names = compile_rule(cuda.jit(device=True))
     names["cuda"] = cuda
 
     def step_batch(
@@ -314,9 +315,7 @@ def _cuda_kernels() -> tuple[object, object]:
             write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)  # noqa: F821
 
     def build(kernel):
-        return cuda.jit(fma=False)(
-            types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
-        )
+        return cuda.jit(types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__))
 
     return build(step_batch), build(reset_batch)
 
@@ -408,13 +407,17 @@ class Engine:
             return
         import torch
         from numba import cuda
+        from numba.core.errors import NumbaPerformanceWarning
 
         # numba launches on the device that is current.
         with torch.cuda.device(self.count.device):
             stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
             blocks = (self.num_envs + _BLOCK - 1) // _BLOCK
             args = tuple(cuda.as_cuda_array(a, sync=False) if isinstance(a, torch.Tensor) else a for a in args)
-            _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
+            with warnings.catch_warnings():
+                # A small batch is what was asked for.
+                warnings.simplefilter("ignore", NumbaPerformanceWarning)
+                _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
 
     def seed(self, seeds: np.ndarray, numbers: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Key the masked accounts' generators by (seeds[i], numbers[i]), from their first episodes on."""

@@ -121,10 +121,10 @@ def _fills(
             filled = np.empty(len(after), np.int64)
             earned = np.empty(len(after))
             for i, nxt in enumerate(after):
-                step = dynamics.step_one(
+                step = dynamics.Step(*dynamics.step_one(
                     bar, nxt, position, rules.min_hold, 0.0, position * _CLOSE, direction, magnitude, order // 3,
                     order % 3, 0, rules,
-                )  # fmt: skip
+                ))  # fmt: skip
                 filled[i] = abs(step.filled)
                 earned[i] = step.gross - step.cost - position * (nxt[dynamics.CLOSE] - _CLOSE)
             for state, weight in enumerate(chance):

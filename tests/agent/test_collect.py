@@ -29,7 +29,9 @@ def market():
     return random_market(np.random.default_rng(5))
 
 
-def collector(market, num_envs: int, *, n_step: int = 1, share: float = 0.0, gamma: float = GAMMA, **settings) -> Collector:
+def collector(
+    market, num_envs: int, *, n_step: int = 1, share: float = 0.0, gamma: float = GAMMA, **settings
+) -> Collector:
     game = game_of(market, {**UGLY, **settings})
     return Collector(
         market, game, num_envs, gamma=gamma, n_step=n_step, counterfactual_share=share, device="cpu", seed=SEED
@@ -48,7 +50,9 @@ class Actor:
     def __call__(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.seen.append(obs.numpy().copy())
         action = self.rng.integers(0, 3, (len(obs), 4))
-        greedy = np.where(self.rng.random(action.shape) < self.greedy_share, action, self.rng.integers(0, 3, action.shape))
+        greedy = np.where(
+            self.rng.random(action.shape) < self.greedy_share, action, self.rng.integers(0, 3, action.shape)
+        )
         self.said.append((action, greedy))
         return torch.from_numpy(action), torch.from_numpy(greedy)
 
@@ -68,7 +72,9 @@ class Account:
         self.reset()
 
     def reset(self) -> None:
-        index, self.mirrored = dynamics.draw_episode(SEED, self.number, self.episode, len(self.starts), self.mirror_prob)
+        index, self.mirrored = dynamics.draw_episode(
+            SEED, self.number, self.episode, len(self.starts), self.mirror_prob
+        )
         self.episode += 1
         self.env = self.envs[self.mirrored]
         self.obs, self.info = self.env.reset(seed=0, options={"start": int(self.starts[index])})
@@ -288,11 +294,11 @@ def test_counterfactuals_are_of_deciding_accounts_only() -> None:
     played = collector(
         calm_market(), 8, share=1.0, min_hold_bars=5, mirror_prob=0.0, episode_bars=50, initial_equity_usd=1e6
     )
-    alternate = [all_live(torch.zeros(8, 1)), tuple(reversed(all_live(torch.zeros(8, 1))))]
-    # A change of side every fifth bar: in between nobody decides, and what is said does not matter.
-    counts = [len(rows(played.step(lambda obs, t=t: alternate[t // 5 % 2])[0][1])) for t in range(20)]
-    assert [c > 0 for c in counts] == [t % 5 == 0 for t in range(20)]
-    assert counts[5:20:5] == [8, 8, 8]
+    greedy = torch.tensor([[2, 1, 0, 1]]).expand(8, -1)
+    sizes = [torch.tensor([[0, size, 0, 1]]).expand(8, -1) for size in (2, 1)]
+    # A change of size every fifth bar: in between nobody decides, and what is said does not matter.
+    counts = [len(rows(played.step(lambda obs, t=t: (sizes[t // 5 % 2], greedy))[0][1])) for t in range(20)]
+    assert counts == [8 if t % 5 == 0 else 0 for t in range(20)]
 
 
 def test_counterfactuals_leave_the_accounts_alone(market) -> None:

@@ -176,11 +176,15 @@ def test_a_sell_is_a_reflected_buy(ticks, spread, sizes, action, position, touch
         return bar, nxt
 
     direction, magnitude, order, urgency = action
-    one = dynamics.step_one(
-        *rows(1), position, 20, 0.0, position * 4000.0, direction, magnitude, order, urgency, 0, rules
+    one = dynamics.Step(
+        *dynamics.step_one(
+            *rows(1), position, 20, 0.0, position * 4000.0, direction, magnitude, order, urgency, 0, rules
+        )
     )
-    two = dynamics.step_one(
-        *rows(-1), -position, 20, 0.0, -position * 4000.0, 2 - direction, magnitude, order, urgency, 0, rules
+    two = dynamics.Step(
+        *dynamics.step_one(
+            *rows(-1), -position, 20, 0.0, -position * 4000.0, 2 - direction, magnitude, order, urgency, 0, rules
+        )
     )
     assert two.position == -one.position
     assert two.filled == -one.filled
@@ -237,13 +241,12 @@ def test_a_million_steps_sum_to_the_cent():
         for step in range(steps):
             bar, nxt = (up, down) if step % 2 == 0 else (down, up)
             result = step_one(bar, nxt, position, age, net, basis, 2 * (step % 2), 2, 0, 1, 0, rules)
-            position, age, net, basis = result.position, result.age, result.net, result.basis
+            position, age, net, basis = result[:4]
         return net
 
     market = make_market(make_bars([(4000.0,) * 4, (4000.25,) * 4, (4000.0,) * 4]), "MES")
     game = Game(min_hold_bars=0, margin=False, initial_equity_usd=100_000.0)
-    up, down = (tuple(row) for row in market.tape()[1:])
-    up, down = down, up
+    down, up = (tuple(row) for row in market.tape()[1:])
     net = run(up, down, game.rules(market), 1_000_000)
     # Trades are at the open, which is the bar's close, so that only carried positions move: −4 into each bar that falls
     # from 4000.25 to 4000, +4 into each that rises: 999,999 × 1 point. Four contracts in the first step, eight in each

@@ -437,7 +437,7 @@ def play(market, policy, rules=RULES):
         wanted = actions.target_position(action[0], action[1], rules.max_contracts) != position
         columns["expected"].append((market.truth.state[t], position, action, can_trade, market.after_break[t + 1]))
         columns["order"].append(3 * action[2] + action[3] if can_trade and wanted else -1)
-        after = dynamics.step_one(tape[t], tape[t + 1], position, age, net, basis, *action, 0, rules)
+        after = dynamics.Step(*dynamics.step_one(tape[t], tape[t + 1], position, age, net, basis, *action, 0, rules))
         columns["net"].append(after.gross - after.cost)
         position, age, net, basis = after.position, after.age, after.net, after.basis
         peak = max(peak, net)

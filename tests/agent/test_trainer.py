@@ -1,0 +1,511 @@
+"""The trainer: runs that repeat and resume bit for bit, its schedules, what it keeps, and its gate."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fox_env
+from fox_agent import Agent, Trainer
+from fox_agent.losses import total_loss
+from fox_agent.normalization import RewardScale
+from fox_agent.profile import Profile, load_profile
+from fox_agent.trainer import METRICS_FILE, NO_EDGE, PROFILE_FILE, STATE_FILE
+from fox_env import dynamics
+from fox_env.actions import BASELINES
+from tests.agent.tiny import parts, tiny_profile
+
+
+def make(profile: Profile | None = None, out: Path | None = None, kind: str = "planted") -> Trainer:
+    train, valid, _ = parts(kind)
+    return Trainer(profile or tiny_profile(), train, valid, out=out)
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts and lists by path."""
+    if isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, inner in items for k, v in flat(inner, f"{prefix}/{key}").items()}
+    return {prefix: value}
+
+
+def everything(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    """What the next update would depend on."""
+    trainer.save_checkpoint(folder / "probe.pt")
+    return flat(torch.load(folder / "probe.pt", weights_only=True))
+
+
+def assert_identical(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, theirs[name]), name
+        else:
+            assert value == theirs[name] or (value != value and theirs[name] != theirs[name]), name
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_at(update: int):
+    def on_update(trainer: Trainer) -> None:
+        if trainer.update_count == update:
+            raise Killed
+
+    return on_update
+
+
+# --- A run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_files_and_finite_metrics(tmp_path: Path) -> None:
+    profile = tiny_profile()
+    updates, epochs = [], []
+    result = make(profile, tmp_path).fit(on_update=lambda t: updates.append(t.update_count), on_epoch=epochs.append)
+    assert updates == list(range(1, 13))
+    lines = [json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines()]
+    assert lines == epochs
+    assert [line["epoch"] for line in lines] == [0, 1]
+    assert [line["updates"] for line in lines] == [6, 12]
+    for line in lines:
+        figures = {name: value for name, value in line.items() if isinstance(value, float)}
+        assert {"loss", "ce", "quantile", "q_gap", "q_var", "grad_norm", "end_atom_mass", "valid_t"} <= figures.keys()
+        assert all(math.isfinite(value) for value in figures.values())
+    assert result.epochs == 2
+    assert (result.best_epoch, result.gate_t) == max(
+        (line["valid_net_pnl_usd"], -line["epoch"], (line["epoch"], line["valid_t"])) for line in lines
+    )[2]
+    assert load_profile(tmp_path / PROFILE_FILE) == profile
+    assert list((tmp_path / "tensorboard").iterdir())
+    obs = np.random.default_rng(0).standard_normal((5, 50)).astype(np.float32)[:, : result.agent.network.num_features + 6]
+    assert torch.equal(Agent.load(tmp_path / "best").q_values(obs), result.agent.q_values(obs))
+    assert not [file for file in tmp_path.rglob(".*") if file.is_file()]  # nothing half-written
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tiny_profile(train__epochs=1)).fit()
+    assert not list(tmp_path.iterdir())
+
+
+def test_statistics_of_q_are_in_every_epoch_however_short() -> None:
+    epochs: list[dict] = []
+    make(tiny_profile(train__updates_per_epoch=1, train__epochs=3)).fit(on_epoch=epochs.append)
+    assert all(math.isfinite(line["q_gap"]) for line in epochs)
+
+
+def test_a_part_without_a_second_session_gives_no_t_but_a_sane_verdict() -> None:
+    train, valid, _ = parts()
+    short = valid.slice(0, int(np.flatnonzero(np.diff(valid.session))[0]))
+    epochs: list[dict] = []
+    result = Trainer(tiny_profile(train__epochs=1), train, short).fit(on_epoch=epochs.append)
+    assert math.isnan(epochs[0]["valid_t"])
+    assert "exploding" not in epochs[0]["verdict"]
+    assert not result.agent.deployed
+
+
+def test_a_loss_that_is_not_finite_stops_the_run() -> None:
+    trainer = make()
+
+    def poison(trainer: Trainer) -> None:
+        with torch.no_grad():
+            trainer.network.output.bias[0] = math.nan
+
+    with pytest.raises(FloatingPointError, match="epoch 0 is nan"):
+        trainer.fit(on_update=poison)
+
+
+def test_parts_with_different_features_are_refused() -> None:
+    train = parts()[0]
+    other = fox_env.synthetic_market("planted", 6_000, drop=("rsi_14",) if "rsi_14" in train.feature_names else train.feature_names[:1])
+    with pytest.raises(ValueError, match="different features"):
+        Trainer(tiny_profile(), train, other)
+
+
+# --- Resuming ---------------------------------------------------------------------------------------------------------
+
+# Noisy heads, fewer bars than updates and an n-step return have state of their own.
+AWKWARD = {
+    "network__noisy": True, "collect__steps_per_update": 0.7, "loss__n_step": 2, "train__epochs": 3,
+    "loss__c51_warmup_epochs": 2, "train__tau_anneal_updates": 10, "train__tau_start": 0.1, "replay__capacity": 150,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["at an epoch's end", "in an epoch, killed", "in an epoch, stopped", "stopped at its end"])
+@pytest.mark.parametrize("settings", [{}, AWKWARD], ids=["tiny", "awkward"])
+def test_killing_and_resuming_equals_not_killing(tmp_path: Path, how: str, settings: dict) -> None:
+    profile = tiny_profile(**settings)
+    whole = make(profile, tmp_path / "whole")
+    expected = whole.fit()
+
+    def kill(trainer_or_metrics: Any) -> None:
+        raise Killed
+
+    def stop(update: int):
+        return lambda trainer: trainer.stop() if trainer.update_count == update else None
+
+    out = tmp_path / "killed"
+    arguments, error = {
+        "at an epoch's end": ({"on_epoch": kill}, Killed),
+        "in an epoch, killed": ({"on_update": killed_at(9)}, Killed),
+        "in an epoch, stopped": ({"on_update": stop(9)}, KeyboardInterrupt),
+        "stopped at its end": ({"on_update": stop(6)}, KeyboardInterrupt),
+    }[how]
+    with pytest.raises(error):
+        make(profile, out).fit(**arguments)
+    again = make(profile, out)
+    updates: list[int] = []
+    result = again.fit(resume=True, on_update=lambda t: updates.append(t.update_count))
+    assert updates[0] == (10 if how == "in an epoch, stopped" else 7)
+    assert_identical(everything(again, tmp_path), everything(whole, tmp_path))
+    assert (out / METRICS_FILE).read_text() == (tmp_path / "whole" / METRICS_FILE).read_text()
+    assert (result.verdict, result.best_epoch, result.epochs) == (expected.verdict, expected.best_epoch, expected.epochs)
+    assert (out / "best" / "agent.safetensors").read_bytes() == (tmp_path / "whole/best/agent.safetensors").read_bytes()
+
+
+def test_a_stopped_trainer_goes_on_itself(tmp_path: Path) -> None:
+    whole, stopped = make(), make(out=tmp_path)
+    whole.fit()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.fit(on_update=lambda t: t.stop() if t.update_count == 4 else None)
+    stopped.fit(resume=True)
+    assert torch.equal(stopped.network.output.weight, whole.network.output.weight)
+
+
+def test_a_finished_run_resumes_to_its_result(tmp_path: Path) -> None:
+    first = make(out=tmp_path).fit()
+    lines = (tmp_path / METRICS_FILE).read_text()
+    second = make(out=tmp_path).fit(resume=True, on_update=lambda t: pytest.fail("nothing is left to do"))
+    assert second.verdict == first.verdict
+    assert (tmp_path / METRICS_FILE).read_text() == lines
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    profile = tiny_profile(train__epochs=1)
+    make(profile, tmp_path).fit()
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(ValueError, match="holds a run already"):
+        make(profile, tmp_path).fit()
+    assert before == {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    # Metrics are written before the checkpoint that counts them.
+    (tmp_path / METRICS_FILE).write_text('{"epoch": 0}\n')
+    make(tiny_profile(train__epochs=1), tmp_path).fit()
+    assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 1
+
+
+def test_another_profile_does_not_resume(tmp_path: Path) -> None:
+    make(tiny_profile(train__epochs=1), tmp_path).fit()
+    saved = (tmp_path / PROFILE_FILE).read_text()
+    with pytest.raises(ValueError, match="another profile"):
+        make(tiny_profile(train__epochs=1, train__learning_rate=1e-4), tmp_path).fit(resume=True)
+    assert (tmp_path / PROFILE_FILE).read_text() == saved
+
+
+def test_nothing_to_resume_and_a_broken_checkpoint_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        make(out=tmp_path).fit(resume=True)
+    for content in (b"", b"garbage", b"PK\x03\x04 half a file"):
+        (tmp_path / STATE_FILE).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{STATE_FILE} is not a checkpoint") as caught:
+            make(out=tmp_path).fit(resume=True)
+        assert "\n" not in str(caught.value)
+    torch.save({"schema": 99}, tmp_path / STATE_FILE)
+    with pytest.raises(ValueError, match="schema 99, expected 1"):
+        make(out=tmp_path).fit(resume=True)
+
+
+# --- Trainers share nothing (R9, R10) ---------------------------------------------------------------------------------
+
+
+def test_r9_r10_a_second_trainer_shares_nothing_with_the_first(tmp_path: Path) -> None:
+    profile = tiny_profile(train__tau_restart_ratio=1.1, loss__reward_normalization="reward")
+    first = make(profile)
+    fresh = everything(first, tmp_path)
+    first.scale.update(torch.full((1000,), 1e3))  # a fold of rewards a thousand times as large
+    first.best["net"] = 5e9
+    first.fit()
+    second = make(profile)
+    assert_identical(everything(second, tmp_path), fresh)
+    make(tiny_profile(train__seed=5), kind="garch").fit()
+    epochs: list[dict] = []
+    second.fit(on_epoch=epochs.append)
+    third = make(profile)
+    third.fit()
+    assert_identical(everything(second, tmp_path), everything(third, tmp_path))
+    assert second.best["net"] == max(line["valid_net_pnl_usd"] for line in epochs)
+    assert first.best["net"] == 5e9
+
+
+def test_the_seed_matters_and_the_global_generator_does_not(tmp_path: Path) -> None:
+    weights = []
+    for seed, noise in ((0, 1), (0, 2), (1, 1)):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        trainer = make(tiny_profile(train__seed=seed))
+        assert torch.equal(torch.get_rng_state(), before)
+        for _ in range(2):
+            torch.rand(noise)
+        trainer.fit()
+        weights.append(trainer.network.output.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+# --- The gate, the best epoch and early stopping ----------------------------------------------------------------------
+
+
+def test_without_an_edge_the_result_is_flat(tmp_path: Path) -> None:
+    result = make(tiny_profile(gate__standard_errors=1e6), tmp_path).fit()
+    assert result.verdict.startswith(f"{NO_EDGE}: validation net profit is ")
+    assert result.verdict.endswith("the gate asks for 1e+06")
+    for agent in (result.agent, Agent.load(tmp_path / "best")):
+        assert not agent.deployed
+        obs = np.ones((3, agent.network.num_features + 6), np.float32)
+        assert agent(obs).tolist() == [list(BASELINES["flat"])] * 3
+    report = fox_env.evaluate(result.agent, parts()[2], baselines=False, **tiny_profile().game.settings())
+    assert report.policies["agent"]["net_pnl_points"] == 0
+    assert report.policies["agent"]["trades"] == 0
+
+
+@pytest.mark.parametrize(("gate_t", "deployed"), [(3.01, True), (3.0, False), (-9.0, False), (math.nan, False)])
+def test_the_gate_asks_for_more_than_its_standard_errors(gate_t: float, deployed: bool) -> None:
+    trainer = make()
+    trainer.best["gate_t"] = gate_t
+    result = trainer.result()
+    assert result.agent.deployed is deployed
+    assert result.verdict.startswith("deployed" if deployed else NO_EDGE)
+
+
+def test_the_agent_is_the_averaged_network_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make(tiny_profile(train__epochs=4, network__noisy=True, train__tau=0.2))
+    targets: list[dict] = []
+    nets = iter((1.0, 3.0, 2.0, 3.0))
+    play = trainer._player.play
+    played: list[Agent] = []
+
+    class Fixed:
+        def __init__(self, record: Any) -> None:
+            self.record = record
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.record, name)
+
+    def remember(agent: Agent) -> Any:
+        played.append(agent)
+        return play(agent)
+
+    import fox_agent.trainer as module
+
+    figures = module.policy_figures
+    monkeypatch.setattr(trainer._player, "play", remember)
+    monkeypatch.setattr(module, "policy_figures", lambda record: {**figures(record), "net_pnl_usd": next(nets)})
+    result = trainer.fit(on_epoch=lambda _: targets.append(copy.deepcopy(trainer.target.state_dict())))
+    assert result.best_epoch == 1  # of equals the first
+    for name, value in result.agent.network.state_dict().items():
+        assert torch.equal(value, targets[1][name])
+        assert torch.equal(value, played[1].network.state_dict()[name])
+    assert not torch.equal(targets[1]["output.weight"], targets[3]["output.weight"])
+    assert not torch.equal(trainer.network.output.weight, trainer.target.output.weight)
+    assert not result.agent.network.output.noise_in.any()
+    assert trainer.network.output.noise_in.any()
+
+
+@pytest.mark.parametrize(("nets", "patience", "epochs"), [
+    ((5.0, 4.0, 3.0, 9.0, 9.0, 9.0), 2, 3),
+    ((1.0, 2.0, 1.0, 3.0, 1.0, 1.0), 2, 6),
+    ((5.0, 4.0, 3.0, 2.0, 1.0, 0.0), 0, 6),
+])  # fmt: skip
+def test_early_stopping(monkeypatch: pytest.MonkeyPatch, nets: tuple, patience: int, epochs: int) -> None:
+    import fox_agent.trainer as module
+
+    trainer = make(tiny_profile(train__epochs=6, train__updates_per_epoch=1, train__early_stopping_epochs=patience))
+    figures, given = module.policy_figures, iter(nets)
+    monkeypatch.setattr(module, "policy_figures", lambda record: {**figures(record), "net_pnl_usd": next(given)})
+    assert trainer.fit().epochs == epochs
+
+
+# --- Schedules and scales ---------------------------------------------------------------------------------------------
+
+
+def alphas(**settings: Any) -> list[float]:
+    found: list[float] = []
+    make(tiny_profile(loss__c51_alpha_max=0.8, **settings)).fit(
+        on_update=lambda t: found.append(float(t._coefficients.coef_4[0]))
+    )
+    return found
+
+
+def test_the_cross_entropy_is_warmed_up_over_its_epochs() -> None:
+    found = alphas(loss__c51_warmup_epochs=2, train__updates_per_epoch=5, train__epochs=3)
+    assert found == pytest.approx([0.08 * u for u in range(10)] + [0.8] * 5)
+
+
+def test_r31_without_warmup_alpha_is_its_maximum_at_once() -> None:
+    assert alphas(loss__c51_warmup_epochs=0) == pytest.approx([0.8] * 12)
+
+
+def test_the_other_coefficients_epsilon_and_beta() -> None:
+    profile = tiny_profile(
+        loss__cql_alpha=0.3, loss__entropy_coefficient=0.002, loss__smoothing_strength=0.05,
+        exploration__epsilon_start=1.0, exploration__epsilon_end=0.2, exploration__epsilon_steps=4,
+        replay__beta_start=0.4, replay__beta_end=1.0,
+    )  # fmt: skip
+    epsilon, beta = [], []
+
+    def look(trainer: Trainer) -> None:
+        epsilon.append(float(trainer._epsilon))
+        beta.append(float(trainer.replay.priorities._beta))
+
+    trainer = make(profile)
+    trainer.fit(on_update=look)
+    assert trainer._coefficients.coef_4.tolist() == pytest.approx([1.0, 0.3, 0.002, 0.05])
+    assert epsilon == pytest.approx([1.0, 0.8, 0.6, 0.4, *[0.2] * 8])
+    assert beta == pytest.approx([0.4 + 0.6 * u / 12 for u in range(12)])
+
+
+def test_a_jump_of_the_reward_scale_restarts_the_targets_rate() -> None:
+    trainer = make(
+        tiny_profile(train__tau_start=0.5, train__tau=0.1, train__tau_anneal_updates=4, train__epochs=3)
+    )
+    rates: list[float] = []
+
+    def look(trainer: Trainer) -> None:
+        rates.append(trainer._tau())
+        if trainer.update_count == 9:
+            trainer.scale.update(torch.ones(10_000))
+
+    trainer.fit(on_update=look)
+    ramp = [0.5, 0.4, 0.3, 0.2, 0.1]
+    assert rates == pytest.approx([*ramp[1:], *[0.1] * 8, *ramp[1:], 0.1, 0.1])
+
+
+@pytest.mark.parametrize(("kind", "gamma", "bound"), [("auto", 0.9, 4 / 0.19**0.5), ("auto", 0.0, 4.0), ("unit", 0.9, 1.0)])
+def test_the_support_starts_where_the_profile_says(kind: str, gamma: float, bound: float) -> None:
+    trainer = make(tiny_profile(loss__support=kind, loss__gamma=gamma))
+    assert trainer.support.bounds.tolist() == pytest.approx([-bound, bound])
+
+
+def test_the_support_grows_during_a_run_and_its_agent_takes_it_along() -> None:
+    trainer = make(tiny_profile(loss__support="unit", train__tau=0.5, train__tau_start=0.5, train__updates_per_epoch=60))
+    result = trainer.fit()
+    assert trainer.support.bounds[1] == pytest.approx(1.1**2)
+    assert result.agent.support[1] == pytest.approx(1.1 ** (1 + result.best_epoch))
+
+
+def test_rewards_are_scaled_by_the_market_or_by_themselves() -> None:
+    train = parts()[0]
+    by_market, by_reward = make(), make(tiny_profile(loss__reward_normalization="reward"))
+    returns: list[torch.Tensor] = []
+    step = by_market.collector.step
+
+    def keep(actor: Any) -> Any:
+        found = step(actor)
+        returns.append(found[1])
+        return found
+
+    by_market.collector.step = keep
+    for trainer in (by_market, by_reward):
+        trainer.fit()
+    assert float(by_market.scale.scale()) == pytest.approx(float(torch.cat(returns).square().mean().sqrt()), rel=1e-6)
+    # About the root mean square of one bar's move, 1 point of ~4000 a bar.
+    assert 0.5 < float(by_market.scale.scale()) * float(train.bars.close.mean()) < 2
+    stored = RewardScale("reward")
+    stored.update(by_reward.replay.state_dict()["fields.reward"][: len(by_reward.replay)])
+    assert float(by_reward.scale.scale()) == pytest.approx(float(stored.scale()), rel=1e-3)
+
+
+def test_the_target_of_a_mirrored_transition_is_judged_in_the_agents_frame() -> None:
+    trainer = make(tiny_profile(game__mirror_prob=1.0, train__epochs=1))
+    trainer.fit()
+    batch, _, weight = trainer.replay.sample()
+    loss_batch = trainer._loss_batch(batch, weight)
+    held = (-batch["next_position_state"][:, 0] * 4).round().int()
+    assert held.any()
+    for row, position in enumerate(held.tolist()):
+        assert loss_batch.next_send_BE[row].tolist() == [t != position for t in (-1, -2, -4, 0, 0, 0, 1, 2, 4)]
+    torch.testing.assert_close(loss_batch.reward_B, batch["reward"] / trainer.scale.scale())
+    assert torch.equal(trainer.replay.gather_next(batch)[:, -6].mul(4).round().int(), held)
+
+
+# --- Numbers that broke elsewhere -------------------------------------------------------------------------------------
+
+
+def losses(updates: int, **settings: Any) -> list[float]:
+    trainer = make(tiny_profile(train__epochs=1, train__updates_per_epoch=updates, **settings))
+    found: list[float] = []
+
+    def look(trainer: Trainer) -> None:
+        sums, counts = trainer._averages.state_dict().values()
+        found.append(float(sums["loss"]) / counts["loss"])
+
+    trainer.fit(on_update=look)
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.network.parameters())
+    return found
+
+
+@pytest.mark.parametrize(("batch", "capacity"), [(64, 5_000), (32, 1_024)])
+def test_r29_losses_are_finite_for_each_batch_and_buffer(batch: int, capacity: int) -> None:
+    found = losses(100, train__batch_size=batch, replay__capacity=capacity, replay__min_size=batch)
+    assert len(found) == 100
+    assert all(map(math.isfinite, found))
+
+
+def test_r30_cql_of_1_is_finite() -> None:
+    assert all(map(math.isfinite, losses(100, loss__cql_alpha=1.0)))
+
+
+def test_r17_the_q_gap_grows_from_nothing() -> None:
+    trainer = make(tiny_profile(network__output_scale=1e-6, train__epochs=1, train__updates_per_epoch=60))
+    market = parts()[0]
+    obs = np.zeros((50, market.features.shape[1] + dynamics.POSITION_FIELDS), np.float32)
+    obs[:, :-6] = market.observed[500:550]
+    obs[:, -2:] = 1
+
+    def gap() -> float:
+        q = trainer.agent(best=False).q_values(obs)
+        return float((q.amax(2) - q.mean(2)).mean())
+
+    before = gap()
+    assert before < 1e-4
+    gradient: list[float] = []
+    step = trainer.optimizer.step
+
+    def look(*args: Any) -> None:
+        heads = trainer.network.output.weight.grad[11:]  # below the 11 value atoms
+        gradient.append(float(heads.norm()))
+        step(*args)
+
+    trainer.optimizer.step = look
+    trainer.fit()
+    assert gradient[0] > 0
+    assert gap() > 10 * before
+
+
+def test_r20_the_gradient_of_the_entropy_is_small() -> None:
+    trainer = make()
+    trainer.fit()
+    batch, _, weight = trainer.replay.sample()
+    state = trainer.network.split_observation(trainer.replay.gather(batch))
+    after = trainer.network.split_observation(trainer.replay.gather_next(batch))
+    given = trainer._loss_batch(batch, weight)
+
+    def gradient(entropy: float) -> torch.Tensor:
+        trainer._coefficients.coef_4[2] = entropy
+        result = total_loss(
+            trainer.network(*state), trainer.network(*after), trainer.target(*after), given, trainer._coefficients
+        )
+        return torch.cat([g.flatten() for g in torch.autograd.grad(result.loss, list(trainer.network.parameters()))])
+
+    without = gradient(0.0)
+    assert 0 < (gradient(0.001) - without).norm() < 0.1 * without.norm()
