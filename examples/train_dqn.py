@@ -8,7 +8,7 @@
 
 import fox_env
 from fox_agent import Trainer
-from fox_agent.cli import Run, console, fit, load_data, run_command, split_data, training_command
+from fox_agent.cli import Run, compare, console, fit, load_data, run_command, split_data, training_command
 
 
 def train(run: Run) -> None:
@@ -29,15 +29,8 @@ def train(run: Run) -> None:
     report = fox_env.evaluate(result.agent, test_part, seed=profile.train.seed, **profile.game.settings())
     report.print()
     report.save(run.out / "report.json")
-
-    agent, oracle = report.policies["agent"], report.policies.get("oracle")
-    if oracle:
-        share = agent["expected_net_pnl_points"] / oracle["expected_net_pnl_points"] if oracle["trades"] else 0.0
-        console.print(
-            f"expected net {agent['expected_net_pnl_points']:,.0f} points, {share:.0%} of the oracle's; "
-            f"realized {agent['net_pnl_points']:,.0f}; saved in {run.out}",
-            soft_wrap=True,
-        )
+    compare(report)
+    console.print(f"saved in {run.out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

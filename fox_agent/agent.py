@@ -15,11 +15,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fox_agent.checkpoint import write_atomic
 from fox_agent.network import BranchingNetwork
 from fox_agent.ops.dist_loss import expected_q
 from fox_env import Market, actions, dynamics
 from fox_env.data.normalize import Normalizer
+from fox_env.files import write_atomic
 
 SCHEMA = 1
 FILE = "agent.safetensors"
@@ -127,16 +127,24 @@ class Agent:
             with safetensors.safe_open(path, "pt", device=str(device)) as file:
                 meta = json.loads((file.metadata() or {})["fox"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:
+            schema = meta["schema"]
+            agent = cls._assemble(meta, tensors) if schema == SCHEMA else None
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is not an agent") from error
-        if meta["schema"] != SCHEMA:
-            raise ValueError(f"agent {path} has schema {meta['schema']}, expected {SCHEMA}")
-        network = BranchingNetwork(**meta["settings"]["network"]).to(device)
-        network.load_state_dict({k.removeprefix("network."): v for k, v in tensors.items() if k.startswith("network.")})
-        fitted = {
-            k.removeprefix("normalizer."): v.cpu().numpy() for k, v in tensors.items() if k.startswith("normalizer.")
-        }
+        if agent is None:
+            raise ValueError(f"agent {path} has schema {schema}, expected {SCHEMA}")
+        return agent
+
+    @classmethod
+    def _assemble(cls, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Agent:
+        def under(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        support = tensors["support"]
+        network = BranchingNetwork(**meta["settings"]["network"]).to(support.device)
+        network.load_state_dict(under("network."))
+        fitted = {k: v.cpu().numpy() for k, v in under("normalizer.").items()}
         return cls(
-            network, tensors["support"], meta["settings"], tuple(meta["feature_names"]),
+            network, support, meta["settings"], tuple(meta["feature_names"]),
             Normalizer.from_dict(fitted) if fitted else None, meta["deployed"], meta["trade_margin"],
         )  # fmt: skip

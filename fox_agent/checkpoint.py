@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fox_env.files import write_atomic
+
 SCHEMA = 1
-
-
-def write_atomic(path: str | os.PathLike, write: Callable[[Path], None]) -> None:
-    """Let `write` make a file beside `path`, then put it in `path`'s place in one step."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def save_state(path: str | os.PathLike, state: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -106,12 +107,10 @@ def fit(trainer: Trainer, resume: bool = False) -> TrainResult:
             signal.signal(signal.SIGINT, before)
 
 
-def test(agent: Agent, market: Market, profile: Profile, device: str) -> BacktestReport:
-    """The back-test of an agent on the test part, printed."""
-    report = fox_env.evaluate(agent, market, seed=profile.train.seed, device=device, **profile.game.settings())
-    report.print()
+def compare(report: BacktestReport) -> None:
+    """Print what share of the oracle's profit the agent made, where there is an oracle and it trades."""
     oracle = report.policies.get("oracle")
-    if oracle and oracle["expected_net_pnl_points"] > 0:
+    if oracle and oracle["trades"]:
         mine = report.policies["agent"]
         share = mine["expected_net_pnl_points"] / oracle["expected_net_pnl_points"]
         console.print(
@@ -119,7 +118,6 @@ def test(agent: Agent, market: Market, profile: Profile, device: str) -> Backtes
             f"{oracle['expected_net_pnl_points']:,.0f}; realized {mine['net_pnl_points']:,.0f} points",
             soft_wrap=True,
         )  # fmt: skip
-    return report
 
 
 def train_run(run: Run) -> None:
@@ -129,7 +127,11 @@ def train_run(run: Run) -> None:
     trainer = Trainer(run.profile, train, valid, out=run.out, device=run.device)
     result = fit(trainer, run.resume)
     console.print(result.verdict, soft_wrap=True)
-    report = test(result.agent, test_part, run.profile, run.device)
+    report = fox_env.evaluate(
+        result.agent, test_part, seed=run.profile.train.seed, device=run.device, **run.profile.game.settings()
+    )
+    report.print()
+    compare(report)
     report.save(run.out / REPORT_FILE)
     console.print(f"saved in {run.out}", soft_wrap=True)
 
@@ -155,6 +157,7 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         resume: Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in --out")] = False,
     ) -> None:
         """Train an agent, and test what it learned on the part it has not seen."""
+        _check_device(device)
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run")
         given = {
@@ -190,6 +193,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="JSON file for the report")] = None,
 ) -> None:
     """Play a trained agent once through a market."""
+    _check_device(device)
     loaded = Agent.load(agent, device)
     market = loaded.prepare(fox_env.load_market(data, symbol=symbol, bars=bars, tz=tz, stamp=stamp))
     report = fox_env.evaluate(loaded, market, seed=seed, device=device, **loaded.settings["game"])
@@ -239,7 +243,7 @@ def run_command(command: Callable[..., Any]) -> None:
     try:
         typed = command if isinstance(command, typer.Typer) else _single(command)
         typed(standalone_mode=True)
-    except (ValueError, TypeError, FileNotFoundError, IsADirectoryError, PermissionError) as error:
+    except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
@@ -254,6 +258,14 @@ def main() -> None:
     """Entry point of ``fox``."""
     app.pretty_exceptions_enable = False
     run_command(app)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.zeros((), device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device is {name!r}, expected cpu or a CUDA device of this machine: {reason}") from None
 
 
 def _profile_file(profile: Path) -> Path:

@@ -71,7 +71,7 @@ def verdict(metrics: Mapping[str, float]) -> str:
     """One line on an epoch's metrics, with the figure it rests on.
 
     Args:
-        metrics: q_gap, q_var, loss, valid_sharpe, valid_mean_abs_exposure.
+        metrics: q_gap, q_var, end_atom_mass, valid_sharpe, valid_mean_abs_exposure, and others, which are to be finite.
     """
     if not all(value == value and abs(value) < float("inf") for value in metrics.values()):
         return "exploding: a figure is not finite"

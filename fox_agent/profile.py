@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -225,7 +226,7 @@ def load_profile(path: str | os.PathLike, overrides: Sequence[str] | Mapping[str
         raise FileNotFoundError(f"profile {path} does not exist")
     try:
         values = tomli.loads(path.read_text())
-    except tomli.TOMLDecodeError as error:
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"profile {path} is not TOML: {error}") from None
     items = overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides)
     for key, value in items:
@@ -269,7 +270,7 @@ def dump_profile(profile: Profile) -> str:
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, str):
-            return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            return json.dumps(value, ensure_ascii=False)  # TOML shares JSON's strings
         if isinstance(value, list):
             return "[" + ", ".join(map(text, value)) + "]"
         return repr(value)

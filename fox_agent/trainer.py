@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numba
 import torch
 from torch import Tensor, nn
 
 from fox_agent.agent import Agent
-from fox_agent.checkpoint import load_state, save_state, write_atomic
+from fox_agent.checkpoint import load_state, save_state
 from fox_agent.collect import Collector, sends_order
 from fox_agent.diagnostics import Averages, q_statistics, verdict
 from fox_agent.exploration import Schedule, select_actions
@@ -30,6 +31,7 @@ from fox_agent.replay import TransitionReplay, unpack_flags
 from fox_env import Market, dynamics
 from fox_env.backtest import Player
 from fox_env.engine import game_of
+from fox_env.files import write_atomic
 from fox_env.report import policy_figures
 
 STATE_FILE = "last.pt"
@@ -104,6 +106,8 @@ class Trainer:
         if self.device.type == "cpu":
             _keep_freed_memory()
         if profile.train.threads:
+            # Starting numba's threads sets OpenMP's number, which is torch's: it has to come first.
+            numba.get_num_threads()
             torch.set_num_threads(profile.train.threads)
         settings = profile.game.settings()
         self.game = game_of(train, settings)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import metadata as packages
@@ -263,16 +262,15 @@ class Player:
         action = np.zeros((longest, width, 4), np.int8)
         points = engine._upload(np.zeros((longest, 2, width)))
         flags = engine._upload(np.zeros((longest, dynamics.FLAGS_ROWS, width), np.int32))
-        with _one_thread():
-            engine.place(lanes.start, lanes.stop)
-            for step in range(longest):
-                if engine.count[dynamics.DONE].all():
-                    break
-                chosen = policy(np.array(to_numpy(engine.obs)))
-                action[step] = chosen
-                engine.step(engine._upload(chosen))
-                points[step] = engine.points[dynamics.GROSS : dynamics.COST + 1]
-                flags[step] = engine.flags
+        engine.place(lanes.start, lanes.stop)
+        for step in range(longest):
+            if engine.count[dynamics.DONE].all():
+                break
+            chosen = policy(np.array(to_numpy(engine.obs)))
+            action[step] = chosen
+            engine.step(engine._upload(chosen))
+            points[step] = engine.points[dynamics.GROSS : dynamics.COST + 1]
+            flags[step] = engine.flags
         points, flags, played = (to_numpy(a) for a in (points, flags, engine.count[dynamics.STEPS]))
         number = np.arange(longest)[:, None]
         can_trade = np.ones((longest, width), bool)
@@ -290,19 +288,6 @@ class Player:
             side_cost=self._side_cost, commission=self._commission,
             margin_calls=int((flags[:, dynamics.END] == dynamics.MARGIN_CALL).sum()),
         )  # fmt: skip
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Step small batches on one thread: there is nothing to gain from more, and on a busy machine much to wait for."""
-    import numba
-
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(threads)
 
 
 def evaluate(

@@ -189,8 +189,8 @@ def _source_stamp() -> int:
     return stamp
 
 
-# Below this many accounts waking the threads costs more than they save.
-_PARALLEL_FROM = 256
+# Below this many accounts waking the threads, which spin while they wait, costs more than they save.
+_PARALLEL_FROM = 512
 
 # Accounts between the one that is stepped and the one whose rows are fetched from memory.
 _FETCH_AHEAD = 8

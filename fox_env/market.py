@@ -22,6 +22,7 @@ from fox_env.data.bars import Bars, interval_ns
 from fox_env.data.calendar import sessions
 from fox_env.data.normalize import Normalizer
 from fox_env.data.rolls import Segment
+from fox_env.files import write_atomic
 from fox_env.mirror import normalized_mirror_map
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Market:
         first, last = (dt.datetime.fromtimestamp(t / 1e9, dt.UTC).date() for t in (self.ts[0], self.ts[-1]))
         return (
             f"Market({self.contract.name}, {len(self):,} bars of {self.interval_ns / 1e9:g} s, {first} to {last}, "
-            f"{len(self.instruments)} contracts, {len(self.feature_names)} features)"
+            f"{len(np.unique(self.instrument))} contracts, {len(self.feature_names)} features)"
         )
 
     @property
@@ -365,7 +366,6 @@ class Market:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the market to one file (numpy's npz), atomically."""
-        path = Path(path)
         arrays = {f"bars.{n}": getattr(self.bars, n) for n in _COLUMNS if getattr(self.bars, n) is not None}
         arrays |= {f"extra.{n}": column for n, column in self.bars.extra.items()}
         arrays |= {name: getattr(self, name) for name in _ROWS}
@@ -381,13 +381,12 @@ class Market:
         if self.truth is not None:
             arrays |= {f"truth.{k}": np.asarray(v) for k, v in self.truth.to_dict().items()}
         arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+
+        def write(partial: Path) -> None:
             with partial.open("wb") as file:
                 np.savez(file, **arrays)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+
+        write_atomic(path, write)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Market:

@@ -9,12 +9,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fox_env import metrics
+from fox_env.files import write_atomic
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,14 +131,8 @@ class BacktestReport:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write `to_dict` as JSON, atomically."""
-        path = Path(path)
-        text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_text(text + "\n", encoding="utf-8")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+        write_atomic(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def print(self) -> None:
         """Print the table."""

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fox_agent.diagnostics import Averages, q_statistics, verdict
+from fox_agent.diagnostics import DEAD_GAP, SATURATED, Averages, q_statistics, verdict
 
 
 def test_q_statistics_by_hand() -> None:
@@ -62,7 +62,12 @@ HEALTHY = {
         ({"q_gap": 1e-4, "valid_sharpe": 1.0}, "dead advantage: the Q-gap is 5.0e-04 of the spread of Q"),
         ({"q_gap": 0.0, "q_var": 0.0, "valid_sharpe": 0.0}, "dead advantage: the Q-gap is 0.0e+00 of the spread of Q"),
         ({"q_gap": 9e-8, "q_var": 0.0, "valid_sharpe": 9.0}, "mechanical bias: Sharpe 9.00 with a Q-gap of 9.0e-08"),
-        ({"end_atom_mass": 0.02}, "saturated support: 2.0% of the mass on the end atoms"),
+        ({"q_gap": 1.01 * DEAD_GAP * 0.2}, "healthy: the Q-gap is 0.00 of the spread of Q"),
+        (
+            {"end_atom_mass": 1.01 * SATURATED},
+            f"saturated support: {1.01 * SATURATED:.1%} of the mass on the end atoms",
+        ),
+        ({"end_atom_mass": SATURATED}, "healthy: the Q-gap is 0.50 of the spread of Q"),
         ({"valid_mean_abs_exposure": 0.009}, "collapsed to flat: mean exposure 0.009"),
         # The graver finding comes first.
         ({"loss": math.inf, "q_gap": 0.0}, "exploding: a figure is not finite"),

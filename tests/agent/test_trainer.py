@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +88,9 @@ def test_a_run_leaves_its_files_and_finite_metrics(tmp_path: Path) -> None:
     )[2]
     assert load_profile(tmp_path / PROFILE_FILE) == profile
     assert list((tmp_path / "tensorboard").iterdir())
-    obs = np.random.default_rng(0).standard_normal((5, 50)).astype(np.float32)[:, : result.agent.network.num_features + 6]
+    obs = (
+        np.random.default_rng(0).standard_normal((5, 50)).astype(np.float32)[:, : result.agent.network.num_features + 6]
+    )
     assert torch.equal(Agent.load(tmp_path / "best").q_values(obs), result.agent.q_values(obs))
     assert not [file for file in tmp_path.rglob(".*") if file.is_file()]  # nothing half-written
 
@@ -125,7 +130,9 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
 
 def test_parts_with_different_features_are_refused() -> None:
     train = parts()[0]
-    other = fox_env.synthetic_market("planted", 6_000, drop=("rsi_14",) if "rsi_14" in train.feature_names else train.feature_names[:1])
+    other = fox_env.synthetic_market(
+        "planted", 6_000, drop=("rsi_14",) if "rsi_14" in train.feature_names else train.feature_names[:1]
+    )
     with pytest.raises(ValueError, match="different features"):
         Trainer(tiny_profile(), train, other)
 
@@ -139,7 +146,9 @@ AWKWARD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", ["at an epoch's end", "in an epoch, killed", "in an epoch, stopped", "stopped at its end"])
+@pytest.mark.parametrize(
+    "how", ["at an epoch's end", "in an epoch, killed", "in an epoch, stopped", "stopped at its end"]
+)
 @pytest.mark.parametrize("settings", [{}, AWKWARD], ids=["tiny", "awkward"])
 def test_killing_and_resuming_equals_not_killing(tmp_path: Path, how: str, settings: dict) -> None:
     profile = tiny_profile(**settings)
@@ -167,8 +176,32 @@ def test_killing_and_resuming_equals_not_killing(tmp_path: Path, how: str, setti
     assert updates[0] == (10 if how == "in an epoch, stopped" else 7)
     assert_identical(everything(again, tmp_path), everything(whole, tmp_path))
     assert (out / METRICS_FILE).read_text() == (tmp_path / "whole" / METRICS_FILE).read_text()
-    assert (result.verdict, result.best_epoch, result.epochs) == (expected.verdict, expected.best_epoch, expected.epochs)
+    assert (result.verdict, result.best_epoch, result.epochs) == (
+        expected.verdict,
+        expected.best_epoch,
+        expected.epochs,
+    )
     assert (out / "best" / "agent.safetensors").read_bytes() == (tmp_path / "whole/best/agent.safetensors").read_bytes()
+
+
+def test_metrics_that_no_checkpoint_counts_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make(out=tmp_path / "whole")
+    whole.fit()
+    save = Trainer.save_checkpoint
+
+    def kill_at_the_second(trainer: Trainer, path: Path) -> None:
+        if trainer.epoch == 2:
+            raise Killed
+        save(trainer, path)
+
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Trainer, "save_checkpoint", kill_at_the_second)
+        make(out=out).fit()
+    expected = (tmp_path / "whole" / METRICS_FILE).read_text()
+    assert (out / METRICS_FILE).read_text() == expected
+    make(out=out).fit(resume=True)
+    assert (out / METRICS_FILE).read_text() == expected
 
 
 def test_a_stopped_trainer_goes_on_itself(tmp_path: Path) -> None:
@@ -260,6 +293,19 @@ def test_the_seed_matters_and_the_global_generator_does_not(tmp_path: Path) -> N
         weights.append(trainer.network.output.weight)
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_number_of_threads_is_the_profiles_to_the_end() -> None:
+    # In a fresh process, where the game starts numba's threads, which share OpenMP's number with torch's.
+    code = (
+        "import torch; from fox_agent import Trainer; from tests.agent.tiny import parts, tiny_profile;"
+        "trainer = Trainer(tiny_profile(), *parts()[:2]); trainer._player.play('flat'); print(torch.get_num_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], env={**os.environ, "NUMBA_NUM_THREADS": "2"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "1"
 
 
 # --- The gate, the best epoch and early stopping ----------------------------------------------------------------------
@@ -355,6 +401,23 @@ def test_r31_without_warmup_alpha_is_its_maximum_at_once() -> None:
     assert alphas(loss__c51_warmup_epochs=0) == pytest.approx([0.8] * 12)
 
 
+def test_exploration_is_that_of_the_update_to_come_from_the_first_bar_on() -> None:
+    trainer = make(
+        tiny_profile(exploration__epsilon_start=1.0, exploration__epsilon_end=0.4, exploration__epsilon_steps=3)
+    )
+    found: list[tuple[int, float]] = []
+    step = trainer.collector.step
+
+    def look(actor: Any) -> Any:
+        found.append((trainer.update_count, round(float(trainer._epsilon), 6)))
+        return step(actor)
+
+    trainer.collector.step = look
+    trainer.fit()
+    assert found.count((0, 1.0)) > 3  # until there is enough to learn from
+    assert found[-11:] == [(1, 0.8), (2, 0.6), *((update, 0.4) for update in range(3, 12))]
+
+
 def test_the_other_coefficients_epsilon_and_beta() -> None:
     profile = tiny_profile(
         loss__cql_alpha=0.3, loss__entropy_coefficient=0.002, loss__smoothing_strength=0.05,
@@ -375,9 +438,7 @@ def test_the_other_coefficients_epsilon_and_beta() -> None:
 
 
 def test_a_jump_of_the_reward_scale_restarts_the_targets_rate() -> None:
-    trainer = make(
-        tiny_profile(train__tau_start=0.5, train__tau=0.1, train__tau_anneal_updates=4, train__epochs=3)
-    )
+    trainer = make(tiny_profile(train__tau_start=0.5, train__tau=0.1, train__tau_anneal_updates=4, train__epochs=3))
     rates: list[float] = []
 
     def look(trainer: Trainer) -> None:
@@ -390,14 +451,18 @@ def test_a_jump_of_the_reward_scale_restarts_the_targets_rate() -> None:
     assert rates == pytest.approx([*ramp[1:], *[0.1] * 8, *ramp[1:], 0.1, 0.1])
 
 
-@pytest.mark.parametrize(("kind", "gamma", "bound"), [("auto", 0.9, 4 / 0.19**0.5), ("auto", 0.0, 4.0), ("unit", 0.9, 1.0)])
+@pytest.mark.parametrize(
+    ("kind", "gamma", "bound"), [("auto", 0.9, 4 / 0.19**0.5), ("auto", 0.0, 4.0), ("unit", 0.9, 1.0)]
+)
 def test_the_support_starts_where_the_profile_says(kind: str, gamma: float, bound: float) -> None:
     trainer = make(tiny_profile(loss__support=kind, loss__gamma=gamma))
     assert trainer.support.bounds.tolist() == pytest.approx([-bound, bound])
 
 
 def test_the_support_grows_during_a_run_and_its_agent_takes_it_along() -> None:
-    trainer = make(tiny_profile(loss__support="unit", train__tau=0.5, train__tau_start=0.5, train__updates_per_epoch=60))
+    trainer = make(
+        tiny_profile(loss__support="unit", train__tau=0.5, train__tau_start=0.5, train__updates_per_epoch=60)
+    )
     result = trainer.fit()
     assert trainer.support.bounds[1] == pytest.approx(1.1**2)
     assert result.agent.support[1] == pytest.approx(1.1 ** (1 + result.best_epoch))
