@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import fox_env
 from fox_agent.agent import Agent
 from fox_agent.profile import Profile, load_profile, parse_override
-from fox_agent.trainer import Trainer, TrainResult
+from fox_agent.trainer import PROFILE_FILE, Trainer, TrainResult
 from fox_env import BacktestReport, Market
 
 DEFAULT_PROFILE = "configs/dqn-smoketest.toml"
@@ -140,7 +140,9 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
     """A command with the options of training, which calls `body` with what they say."""
 
     def train(
-        profile: Annotated[Path, typer.Option(help="profile, a TOML file")] = Path(DEFAULT_PROFILE),
+        profile: Annotated[
+            Path | None, typer.Option(help=f"TOML file; {DEFAULT_PROFILE} if not given, with --resume the run's own")
+        ] = None,
         data: Annotated[
             Path | None, typer.Option(help="file, directory or glob of bars; the profile's market if not given")
         ] = None,
@@ -168,7 +170,9 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         overrides = {key: value for key, value in given.items() if value is not None}
         if data is not None:
             overrides["data.synthetic"] = ""
-        file = _profile_file(profile)
+        if profile is None and resume and (out / PROFILE_FILE).exists():
+            profile = out / PROFILE_FILE
+        file = _profile_file(profile or Path(DEFAULT_PROFILE))
         loaded = load_profile(file, {**overrides, **dict(map(parse_override, set_ or ()))})
         if out is None:
             out = Path("runs") / f"{file.stem}-{dt.datetime.now():%Y%m%d-%H%M%S}"
@@ -188,6 +192,7 @@ def evaluate(
     bars: str | None = None,
     tz: str | None = None,
     stamp: str = "start",
+    hours: str = "all",
     seed: int = 0,
     device: str = "cpu",
     out: Annotated[Path | None, typer.Option(help="JSON file for the report")] = None,
@@ -195,7 +200,7 @@ def evaluate(
     """Play a trained agent once through a market."""
     _check_device(device)
     loaded = Agent.load(agent, device)
-    market = loaded.prepare(fox_env.load_market(data, symbol=symbol, bars=bars, tz=tz, stamp=stamp))
+    market = loaded.prepare(fox_env.load_market(data, symbol=symbol, bars=bars, tz=tz, stamp=stamp, hours=hours))
     report = fox_env.evaluate(loaded, market, seed=seed, device=device, **loaded.settings["game"])
     report.print()
     if out is not None:
@@ -246,6 +251,9 @@ def run_command(command: Callable[..., Any]) -> None:
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def _single(command: Callable[..., Any]) -> typer.Typer:

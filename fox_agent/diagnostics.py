@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fox_agent.ops.dist_loss import dueling, support_atoms
+from fox_agent.ops.dist_loss import dueling, live_branches, support_atoms
 
 # A Q-gap below this share of the spread of Q over states tells actions apart by rounding only.
 DEAD_GAP = 1e-3
@@ -46,8 +46,16 @@ class Averages:
 
 
 @torch.no_grad()
-def q_statistics(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> dict[str, Tensor]:
+def q_statistics(
+    value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor, send_BE: Tensor | None = None
+) -> dict[str, Tensor]:
     """Statistics of Q over states in which the agent can trade, in the loss's reward units.
+
+    Args:
+        value_BN, adv_BKMN: the network's heads.
+        support_2: [v_min, v_max].
+        send_BE: as `live_branches` takes it; a branch that the greedy action leaves without effect does not count in
+            the gaps. None counts all.
 
     Returns:
         0-dimensional tensors: q_min, q_max, q_mean; q_gap, the mean of max_a Q − mean_a Q, and q_gap of each branch;
@@ -56,11 +64,14 @@ def q_statistics(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> dict[
     """
     probs_BKMN = dueling(value_BN, adv_BKMN).softmax(-1)
     q_BKM = probs_BKMN @ support_atoms(support_2, probs_BKMN.shape[-1])
-    gap_K = (q_BKM.amax(2) - q_BKM.mean(2)).mean(0)
+    gap_BK = q_BKM.amax(2) - q_BKM.mean(2)
+    live_BK = torch.ones_like(gap_BK) if send_BE is None else live_branches(q_BKM.argmax(2), send_BE).to(gap_BK.dtype)
+    gap_K = (gap_BK * live_BK).sum(0) / live_BK.sum(0).clamp(min=1)
     ends_BKM = probs_BKMN[..., 0] + probs_BKMN[..., -1]
     greedy_BK1 = q_BKM.argmax(2, keepdim=True)
     statistics = {
-        "q_min": q_BKM.amin(), "q_max": q_BKM.amax(), "q_mean": q_BKM.mean(), "q_gap": gap_K.mean(),
+        "q_min": q_BKM.amin(), "q_max": q_BKM.amax(), "q_mean": q_BKM.mean(),
+        "q_gap": (gap_BK * live_BK).sum() / live_BK.sum(),
         "q_var": q_BKM.mean((1, 2)).var(), "end_atom_mass": ends_BKM.gather(2, greedy_BK1).mean(),
     }  # fmt: skip
     branches = ("direction", "magnitude", "order", "urgency")

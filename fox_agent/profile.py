@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -55,12 +56,12 @@ class Data(_Section):
 
 
 class GameSettings(_Section):
-    """The fields of `fox_env.Game`; 0 contracts of depth mean unlimited."""
+    """The fields of `fox_env.Game`; 0 contracts of depth and a commission of "contract" leave the market's own."""
 
     max_contracts: Positive
     min_hold_bars: Count
     spread_ticks: NotNegative
-    commission_usd_per_side: NotNegative
+    commission_usd_per_side: NotNegative | Literal["contract"]
     fill_rule: Literal["through", "touch"]
     depth_contracts: Count
     initial_equity_usd: Above
@@ -80,7 +81,10 @@ class GameSettings(_Section):
         values = self.model_dump()
         shaping = {n.removeprefix("shaping_"): values.pop(n) for n in list(values) if n.startswith("shaping_")}
         values["shaping"] = {name: value for name, value in shaping.items() if value}
-        values["depth_contracts"] = values["depth_contracts"] or None
+        if values["depth_contracts"] == 0:
+            del values["depth_contracts"]
+        if values["commission_usd_per_side"] == "contract":
+            del values["commission_usd_per_side"]
         return values
 
     @model_validator(mode="after")
@@ -154,7 +158,7 @@ class Collect(_Section):
 class Train(_Section):
     """`fox_agent.trainer.Trainer`."""
 
-    seed: Count
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
     epochs: Positive
     updates_per_epoch: Positive
     batch_size: Positive
@@ -174,6 +178,7 @@ class Gate(_Section):
     """When a trained agent is deployed rather than the flat policy."""
 
     standard_errors: NotNegative
+    min_sessions: Count
     trade_margin: NotNegative
 
 
@@ -252,7 +257,7 @@ def parse_profile(values: Mapping[str, Any], name: str = "profile") -> Profile:
         return Profile.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "profile"
+        key = ".".join(map(str, first["loc"][:2])) or "profile"  # a section and a key, whatever lies below
         if first["type"] == "extra_forbidden":
             raise ValueError(f"{name}: {key} is unknown, expected only the keys that a profile has") from None
         if first["type"] == "missing":
@@ -299,6 +304,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals:
         raise ValueError(f"--set {text!r} is not section.key=value")
     try:
-        return key.strip(), tomli.loads(f"x = {value.strip()}")["x"]
+        parsed = tomli.loads(f"x = {value.strip()}")["x"]
     except tomli.TOMLDecodeError:
-        return key.strip(), value.strip()
+        parsed = value.strip()
+    # Profiles keep dates as strings.
+    return key.strip(), parsed.isoformat() if isinstance(parsed, dt.date) else parsed

@@ -8,6 +8,7 @@ Suffixes: B batch, C capacity, D observation, F features, K = 4 branches, T bars
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fox_agent.ops import priority as tree_ops
 SCHEMA = 1
 FIRST_PRIORITY = 1.0  # of items stored before anything has been learned
 EMPTY = -1.0
+BYTES_PER_TRANSITION = 64
 
 
 class Priorities:
@@ -447,7 +449,7 @@ class TransitionReplay:
         seed: of the draws.
 
     Raises:
-        ValueError: capacity < batch_size, or a table has the wrong shape.
+        ValueError: capacity < batch_size, more than fits in free memory, or a table of the wrong shape.
     """
 
     def __init__(
@@ -467,6 +469,7 @@ class TransitionReplay:
     ) -> None:
         if batch_size < 1 or capacity < batch_size:
             raise ValueError(f"capacity is {capacity}, expected at least the batch size, {batch_size}")
+        _check_memory(capacity, features.device)
         bars, width = features.shape
         for name, table, shape in (("fraction_left", fraction_left, (bars,)), ("mirror", mirror, (2, width))):
             if table.shape != shape:
@@ -632,6 +635,19 @@ def unpack_flags(flags_B: Tensor) -> tuple[Tensor, Tensor]:
     """The inverse of `pack_flags`: ``(mirrored_B, live_BK)``, bool."""
     shift_K = torch.arange(1, 5, dtype=torch.uint8, device=flags_B.device)
     return (flags_B & 1).bool(), (flags_B.unsqueeze(1) >> shift_K & 1).bool()
+
+
+def _check_memory(capacity: int, device: torch.device) -> None:
+    """Refuse a buffer beyond the free memory of a GPU, or all that the CPU has."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if capacity * BYTES_PER_TRANSITION > free:
+        raise ValueError(
+            f"capacity is {capacity:,} transitions of {BYTES_PER_TRANSITION} bytes, expected at most the "
+            f"{free / 1e9:.1f} GB that {device.type} has"
+        )
 
 
 def _check_not_negative(name: str, value: float) -> None:

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,7 @@ from fox_agent.ops.noise import advantage_noise
 from fox_agent.profile import Profile, dump_profile
 from fox_agent.replay import TransitionReplay, unpack_flags
 from fox_env import Market, dynamics
+from fox_env.actions import BRANCHES
 from fox_env.backtest import Player
 from fox_env.engine import game_of
 from fox_env.files import write_atomic
@@ -140,6 +143,8 @@ class Trainer:
             alpha=profile.replay.alpha, beta=profile.replay.beta_start, eps=profile.replay.eps, seed=seed,
         )  # fmt: skip
         self._player = Player(valid, device=device, **settings)
+        self._valid_sessions = len(np.unique(valid.session))
+        self._markets = [train.fingerprint, valid.fingerprint]
         self._generator = torch.Generator(self.device).manual_seed(seed)
         self._noise = torch.tensor([seed, 0], dtype=torch.int64, device=self.device)
         self._coefficients = LossCoefficients(
@@ -211,14 +216,19 @@ class Trainer:
         return Schedule(train.tau_start, train.tau, train.tau_anneal_updates).value(self.update_count - self._tau_from)
 
     def _loss_batch(self, batch: Mapping[str, Tensor], weight_B: Tensor) -> LossBatch:
-        mirrored_B, live_BK = unpack_flags(batch["flags"])
-        position_B = batch["next_position_state"][:, 0] * self.game.max_contracts
-        position_B = torch.where(mirrored_B, -position_B, position_B).round()
+        _, live_BK = unpack_flags(batch["flags"])
+        position_B = self._positions(batch, "next_position_state")
         return LossBatch(
             action_BK=batch["action"].long(), reward_B=batch["reward"] / self.scale.scale(),
             discount_B=batch["discount"], weight_B=weight_B, branch_weight_BK=live_BK.float(),
             next_send_BE=sends_order(position_B, self.game.max_contracts),
         )  # fmt: skip
+
+    def _positions(self, batch: Mapping[str, Tensor], state: str) -> Tensor:
+        """Contracts in the agent's own frame, float32 [B]."""
+        mirrored_B, _ = unpack_flags(batch["flags"])
+        position_B = (batch[state][:, 0] * self.game.max_contracts).round()
+        return torch.where(mirrored_B, -position_B, position_B)
 
     def _update(self) -> None:
         """One learner step."""
@@ -237,9 +247,11 @@ class Trainer:
         soft_update(self.target, network, self._tau())
         self.replay.update(index_B, result.priority_B)
         self.support.step(result.terms["outside"], self._tau())
-        self._averages.add({**result.terms, "grad_norm": norm})
+        ranges = {"priority_max": result.priority_B.max(), "weight_min": weight_B.min()}
+        self._averages.add({**result.terms, **ranges, "grad_norm": norm})
         if self.update_count % train.updates_per_epoch % 50 == 0:  # in every epoch, however short
-            self._averages.add(q_statistics(online.value_BN, online.adv_BKMN, self.support.bounds))
+            send_BE = sends_order(self._positions(batch, "position_state"), self.game.max_contracts)
+            self._averages.add(q_statistics(online.value_BN, online.adv_BKMN, self.support.bounds, send_BE))
         self.update_count += 1
 
     # The run
@@ -254,8 +266,12 @@ class Trainer:
             support = self._best_support.clone()
         return Agent(
             network, support, self._settings, self._feature_names, self._normalizer,
-            trade_margin=self.profile.gate.trade_margin,
+            deployed=self._passes_gate(), trade_margin=self.profile.gate.trade_margin,
         )  # fmt: skip
+
+    def _passes_gate(self) -> bool:
+        gate, t = self.profile.gate, self.best["gate_t"]
+        return self._valid_sessions >= gate.min_sessions and math.isfinite(t) and t > gate.standard_errors
 
     def fit(
         self,
@@ -273,7 +289,7 @@ class Trainer:
 
         Raises:
             FileNotFoundError: there is nothing to resume.
-            ValueError: `out` holds a run already, or one to resume that was trained with another profile.
+            ValueError: `out` holds a run already, or one to resume that was trained with another profile or market.
             FloatingPointError: the loss is not finite.
             KeyboardInterrupt: after `stop`.
         """
@@ -312,13 +328,21 @@ class Trainer:
 
     def _validate(self) -> Metrics:
         """Play the validation part, keep the best network, and gather the epoch's figures."""
-        record = self._player.play(self.agent(best=False))
+        agent = self.agent(best=False)
+        agent.deployed = True  # to be judged
+        record = self._player.play(agent)
         summary = policy_figures(record)
         metrics: Metrics = {"epoch": self.epoch, "updates": self.update_count, "env_steps": self.env_steps}
         metrics |= self._averages.read()
         metrics |= {"support": float(self.support.bounds[1]), "reward_sigma": float(self.scale.scale())}
         for name in ("net_pnl_usd", "sharpe", "trades", "mean_abs_exposure", "cost_usd"):
             metrics[f"valid_{name}"] = float(summary[name] or 0.0)
+        metrics["valid_trades_a_session"] = metrics["valid_trades"] / max(1, self._valid_sessions)
+        metrics["valid_exposures"] = summary["exposure_histogram"]
+        decided = record.action[record.can_trade]
+        metrics["valid_actions"] = [
+            (np.bincount(decided[:, k], minlength=n) / max(1, len(decided))).tolist() for k, n in enumerate(BRANCHES)
+        ]
         if not torch.isfinite(torch.tensor(metrics["loss"])):
             raise FloatingPointError(f"the loss of epoch {self.epoch} is {metrics['loss']}")
         metrics["verdict"] = verdict({k: v for k, v in metrics.items() if isinstance(v, float)})
@@ -344,12 +368,14 @@ class Trainer:
 
     def result(self) -> TrainResult:
         """The best agent through the gate; see `TrainResult`."""
-        agent = self.agent()
-        needed = self.profile.gate.standard_errors
-        agent.deployed = self.best["gate_t"] > needed
-        sentence = (
-            f"validation net profit is {self.best['gate_t']:.1f} of its standard errors, the gate asks for {needed:g}"
-        )
+        agent, gate = self.agent(), self.profile.gate
+        if self._valid_sessions < gate.min_sessions:
+            sentence = f"validation has {self._valid_sessions} sessions, the gate asks for {gate.min_sessions}"
+        else:
+            sentence = (
+                f"validation net profit is {self.best['gate_t']:.1f} of its standard errors, the gate asks for "
+                f"{gate.standard_errors:g}"
+            )
         if self.out is not None:
             agent.save(self.out / "best")
         outcome = "deployed" if agent.deployed else NO_EDGE
@@ -368,7 +394,8 @@ class Trainer:
         if self.out is None:
             return
         with (self.out / METRICS_FILE).open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
+            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+            file.write(json.dumps(finite, allow_nan=False) + "\n")
         for name, value in metrics.items():
             if isinstance(value, float):
                 board.log_scalar(name, value, step=self.update_count)
@@ -379,7 +406,7 @@ class Trainer:
         lines = None if self.out is None else self.out / METRICS_FILE
         written = lines.stat().st_size if lines is not None and lines.exists() else 0
         save_state(path, {
-            "profile": dump_profile(self.profile), "network": self.network.state_dict(),
+            "profile": dump_profile(self.profile), "markets": self._markets, "network": self.network.state_dict(),
             "target": self.target.state_dict(), "optimizer": self.optimizer.state_dict(),
             "support": self.support.state_dict(), "scale": self.scale.state_dict(),
             "collector": self.collector.state_dict(), "replay": self.replay.state_dict(),
@@ -397,11 +424,13 @@ class Trainer:
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not a checkpoint, or one of another profile.
+            ValueError: not a checkpoint, or one of another profile or market.
         """
         state = load_state(path)
         if state["profile"] != dump_profile(self.profile):
             raise ValueError(f"checkpoint {path} was made with another profile")
+        if state["markets"] != self._markets:
+            raise ValueError(f"checkpoint {path} was made with another market")
         self.network.load_state_dict(state["network"])
         self.target.load_state_dict(state["target"])
         self.optimizer.load_state_dict(state["optimizer"])

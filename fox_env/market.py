@@ -159,9 +159,12 @@ class Market:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of bars, features and rolls."""
+        """SHA-256 of bars, features, rolls and the normalizer."""
         digest = hashlib.sha256()
-        for array in (self.ts, *(getattr(self.bars, n) for n in _COLUMNS[2:7]), self.features, self.roll, self.gap):
+        arrays = [self.ts, *(getattr(self.bars, n) for n in _COLUMNS[2:7]), self.features, self.roll, self.gap]
+        if self.normalizer is not None:
+            arrays += [self.normalizer.center, self.normalizer.scale]
+        for array in arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
@@ -277,7 +280,7 @@ class Market:
         training part and attached to all three.
 
         Raises:
-            ValueError: shares or dates out of order, or a part without bars.
+            ValueError: shares or dates out of order, no date, or a part without bars.
         """
         if train_end is not None or valid_end is not None:
             if train is not None or valid is not None or train_end is None or valid_end is None:
@@ -317,15 +320,16 @@ class Market:
 
         Args:
             frame: UTC index of bar starts, ascending; columns open high low close (points) and, where known, volume,
-                bid, ask, bid_size, ask_size, instrument_id. Other numeric columns are at the disposal of features.
-                Where instrument_id changes, the contract rolls and the roll counts as unmeasured.
+                bid, ask, bid_size, ask_size, instrument_id. Other columns are at the disposal of features; all but
+                instrument_id are numbers. Where it changes, the contract rolls and the roll counts as unmeasured.
             contract: root symbol or a `Contract`.
             interval: length of a bar, one of `fox_env.data.bars.INTERVALS_NS`.
             features: features by name or `Feature`; None takes the default ones.
             drop: names of features to leave out.
 
         Raises:
-            ValueError: a column is missing or holds impossible values, or the index is not UTC and ascending.
+            ValueError: a column is missing, not of numbers or holds impossible values, or the index is not UTC, does
+                not ascend or holds bars closer than `interval`.
         """
         index = frame.index
         if getattr(index, "tz", None) is None or str(index.tz) != "UTC":
@@ -337,7 +341,11 @@ class Market:
         if missing:
             raise ValueError(f"frame lacks column {missing[0]!r}, expected open, high, low and close")
         step = interval_ns(interval)
-        numeric = {name: frame[name].to_numpy(np.float64) for name in frame.columns if name != "instrument_id"}
+        if (least := np.diff(start).min()) < step:
+            raise ValueError(
+                f"frame.index has bars {least / 1e9:g} s apart, expected at least {interval} as interval says"
+            )
+        numeric = {name: _floats(frame[name], name) for name in frame.columns if name != "instrument_id"}
         known = {name: numeric.pop(name) for name in _COLUMNS[2:] if name in numeric}
         bars = Bars(
             start=start, ts=start + step, volume=known.pop("volume", np.zeros(len(start))), **known, extra=numeric
@@ -393,20 +401,27 @@ class Market:
         """Read a market that `save` wrote.
 
         Raises:
-            ValueError: the file is not one, or of another schema.
+            FileNotFoundError: nothing is there.
+            ValueError: the file is not one, damaged, or of another schema.
         """
-        from fox_env.data.synthetic import Truth
-
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             meta = json.loads(arrays.pop("meta").tobytes())
-        except (ValueError, KeyError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
+            schema = meta["schema"]
+            market = cls._restore(arrays, meta) if schema == SCHEMA else None
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # zipfile, zlib and numpy raise whatever they meet in a damaged file
             raise ValueError(f"{path} is not a saved market") from error
-        if meta["schema"] != SCHEMA:
-            raise ValueError(f"{path} has schema {meta['schema']}, expected {SCHEMA}")
+        if market is None:
+            raise ValueError(f"{path} has schema {schema}, expected {SCHEMA}")
+        return market
+
+    @classmethod
+    def _restore(cls, arrays: Mapping[str, np.ndarray], meta: Mapping) -> Market:
+        from fox_env.data.synthetic import Truth
+
         group = lambda prefix: {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}  # noqa: E731
         terms = {**meta["contract"], "maintenance_usd": tuple(map(tuple, meta["contract"]["maintenance_usd"]))}
         normalizer, truth = group("normalizer."), group("truth.")
@@ -425,6 +440,7 @@ def build_market(
     contract: str | Contract,
     interval: int,
     *,
+    hours: str = "all",
     features: Sequence[str | feature_lib.Feature] | None = None,
     drop: Sequence[str] = (),
     truth: Truth | None = None,
@@ -438,6 +454,7 @@ def build_market(
         segments: the chain, in time order.
         contract: root symbol or a `Contract`.
         interval: length of a bar in nanoseconds.
+        hours: the sessions' hours, see `calendar.sessions`.
         features, drop: as `Market.from_bars` takes them. Features whose input is missing are left out.
         truth: of a synthetic market.
         game: default settings of the game.
@@ -447,7 +464,9 @@ def build_market(
         ValueError: no segment has bars to decide at, with the number that the features need.
     """
     root = get_contract(contract)
-    inputs = [feature_lib.FeatureInput(s.bars, sessions(s.bars.start, s.bars.ts), interval) for s in segments]
+    inputs = [
+        feature_lib.FeatureInput(s.bars, sessions(s.bars.start, s.bars.ts, hours=hours), interval) for s in segments
+    ]
     chosen = feature_lib.resolve(features, drop, bars_list=[segment.bars for segment in segments])
     warmup = feature_lib.warmup(chosen)
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _ROWS if name != "session_last"}
@@ -534,12 +553,19 @@ def _join(parts: Sequence[Bars]) -> Bars:
     return Bars(**{name: column(lambda part, name=name: getattr(part, name)) for name in _COLUMNS}, extra=extra)
 
 
+def _floats(column: pd.Series, name: object) -> np.ndarray:
+    try:
+        return column.to_numpy(np.float64)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"frame column {name!r} is of type {column.dtype}, expected numbers") from error
+
+
 def _day(date: str | dt.date, name: str) -> int:
     try:
         day = dt.date.fromisoformat(date) if isinstance(date, str) else date
-    except ValueError:
+        return day.toordinal() - dt.date(1970, 1, 1).toordinal()
+    except (ValueError, AttributeError):
         raise ValueError(f"{name} is {date!r}, expected a date such as 2020-01-31") from None
-    return day.toordinal() - dt.date(1970, 1, 1).toordinal()
 
 
 def _date(day: int) -> dt.date:

@@ -26,7 +26,7 @@ IMPOSSIBLE_DAY = 0.20
 """Share by which a price may lie away from the close before it: the price limit of a whole day."""
 
 REFUSED_SHARE = 0.01
-"""Share of bars above which impossible returns or overlapping bars are no slips but a corrupt series."""
+"""Share of bars above which impossible returns, overlapping or misaligned bars are no slips but a corrupt series."""
 
 _REFUSED_LEAST = 5  # so that a single slip does not condemn a short file
 _DAY_NS = 86_400_000_000_000
@@ -52,12 +52,13 @@ def load_segments(
     name with ``_first`` appended. Dropped: rows with a price that is missing, infinite or not positive
     (``rows_bad_price``); a row that repeats an earlier one (``rows_duplicate``) or contradicts it, the first in the
     files' order being kept (``rows_conflicting``); a bar that starts before the one before it ends
-    (``rows_overlapping``); a bar wholly in closed hours (``rows_closed_hours``). Repaired: a price off the tick is
-    rounded to it (``rows_off_tick``), a high or low that does not enclose the four prices is widened to do so
+    (``rows_overlapping``); a bar wholly in closed hours (``rows_closed_hours``); a bar that reaches over the end of the
+    longer intraday bar that it starts in, where longer ones are made (``rows_misaligned``). Repaired: a price off the
+    tick is rounded to it (``rows_off_tick``), a high or low that does not enclose the four prices is widened to do so
     (``rows_range_widened``), a missing or negative volume is 0 (``rows_without_volume``), rows out of time order are
     sorted (``rows_unsorted``). Only counted: bars with a volume of zero (``rows_zero_volume``) and returns that no
-    market can have (``impossible_returns``, see `IMPOSSIBLE_STEP` and `IMPOSSIBLE_DAY`). Overlapping bars or impossible
-    returns above `REFUSED_SHARE` of all bars are an error.
+    market can have (``impossible_returns``, see `IMPOSSIBLE_STEP` and `IMPOSSIBLE_DAY`). Overlapping or misaligned bars
+    or impossible returns above `REFUSED_SHARE` of all bars are an error.
 
     Args:
         path: a file, a glob, or a directory, in which a sub-directory named as `symbol` or its parent symbol comes
@@ -100,7 +101,7 @@ def load_segments(
     if target % interval:
         raise ValueError(f"{path} holds bars of {interval / 1e9:g} s, of which {bars} bars cannot be made")
 
-    root = next((c.root for c in map(outright, (chunk.contract for chunk in chunks)) if c), symbol.partition(".")[0])
+    root = next((c.root for c in map(outright, (chunk.contract for chunk in chunks)) if c), symbol_root(symbol))
     tick = CONTRACTS[root].tick if root in CONTRACTS else None
     contracts: dict[str, Bars] = {}
     by_name: dict[str, list[Chunk]] = {}
@@ -109,7 +110,7 @@ def load_segments(
     del chunks
     for name in list(by_name):
         try:
-            cleaned = _clean(by_name.pop(name), tick=tick, hours=hours, quality=quality)
+            cleaned = _clean(by_name.pop(name), tick=tick, hours=hours, target=target, quality=quality)
         except ValueError as error:  # the calendar does not know the dates
             raise ValueError(f"{path}: {error}") from error
         if len(cleaned):
@@ -123,6 +124,7 @@ def load_segments(
             f"have impossible returns (over {IMPOSSIBLE_STEP:.0%} between a close and the next open)",
         ),
         ("rows_overlapping", "start before the one before has ended"),
+        ("rows_misaligned", f"reach over the end of the {bars} bar that they start in"),
     ):
         count = int(quality[key])
         if count > max(REFUSED_SHARE * total, _REFUSED_LEAST):
@@ -159,7 +161,7 @@ def find_files(path: str | Path, symbol: str) -> tuple[list[Path], str]:
     """
     place = Path(path)
     if place.is_dir():
-        root = symbol.partition(".")[0]
+        root = symbol_root(symbol)
         inner = [place / name for name in dict.fromkeys((symbol, f"{root}.FUT", root)) if (place / name).is_dir()]
         place = inner[0] if inner else place
         found = sorted(file for file in place.iterdir() if file.is_file() and _kind(file))
@@ -211,8 +213,8 @@ class _Origin:
             quality[f"{key}_first"] = f"in row {self.row[k]} of {self.files[self.file[k]]} ({when} UTC)"
 
 
-def _clean(chunks: list[Chunk], *, tick: float | None, hours: str, quality: dict[str, int | str]) -> Bars:
-    """One contract's rows, repaired by the rules that `load_segments` states."""
+def _clean(chunks: list[Chunk], *, tick: float | None, hours: str, target: int, quality: dict[str, int | str]) -> Bars:
+    """One contract's rows, repaired by the rules that `load_segments` states, ready for bars of `target` ns."""
     bars = concatenate([chunk.bars for chunk in chunks])
     origin = _Origin(
         [chunk.file for chunk in chunks],
@@ -258,12 +260,23 @@ def _clean(chunks: list[Chunk], *, tick: float | None, hours: str, quality: dict
     origin.note(quality, "rows_conflicting", repeats & ~same, bars.start)
     if repeats.any():
         bars, origin = bars.take(~repeats), origin.take(~repeats)
-    overlapping = np.zeros(len(bars), bool)
-    overlapping[1:] = bars.start[1:] < bars.ts[:-1]
-    drop("rows_overlapping", overlapping)
+    drop("rows_overlapping", _overlapping(bars))
     drop("rows_closed_hours", ~sessions(bars.start, bars.ts, hours=hours).is_open)
+    joined = (bars.ts - bars.start < target) & (target < _DAY_NS)
+    drop("rows_misaligned", joined & (bars.start // target != (bars.ts - 1) // target))
     origin.note(quality, "impossible_returns", _impossible(bars), bars.start)
     return bars
+
+
+def _overlapping(bars: Bars) -> np.ndarray:
+    """Bars that start before the last bar that is none of these has ended."""
+    found = np.zeros(len(bars), bool)
+    kept = 0
+    for row in np.flatnonzero(bars.start[1:] < bars.ts[:-1]) + 1:
+        if not found[row - 1]:
+            kept = row - 1
+        found[row] = bars.start[row] < bars.ts[kept]
+    return found
 
 
 def _impossible(bars: Bars) -> np.ndarray:
@@ -355,7 +368,7 @@ def load_market(
     )
     try:
         return build_market(
-            segments, root, interval, features=features, drop=drop, quality=quality, provenance=provenance
+            segments, root, interval, hours=hours, features=features, drop=drop, quality=quality, provenance=provenance
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -363,5 +376,5 @@ def load_market(
 
 def symbol_root(symbol: str) -> str:
     """``"ES"`` of ``"ES"``, ``"ES.FUT"``, ``"ES.c.0"`` and ``"ESH4"``."""
-    name = outright(symbol)
+    name = outright(symbol, near=0)  # the year does not matter
     return name.root if name else symbol.partition(".")[0]

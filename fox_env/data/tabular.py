@@ -61,8 +61,9 @@ def read_tabular(
     (``ESH15-CME.txt``), else the rows are one series, named `symbol`. Times with an offset and epoch numbers (seconds,
     milli-, micro- or nanoseconds) are UTC whatever `tz` says; dates with slashes and the year last are month first.
     A clock time that a switch of daylight saving time repeats is read as the first of the two and counted in
-    ``rows_ambiguous_time``; one that it skips is dropped and counted in ``rows_nonexistent_time``. Prices and volumes
-    that are no numbers are NaN. Columns of trades, bid and ask volume go to `Bars.extra`.
+    ``rows_ambiguous_time``; one that it skips is dropped and counted in ``rows_nonexistent_time``. A row without a time
+    is dropped and counted in ``rows_bad_time``. Prices and volumes that are no numbers are NaN. Columns of trades, bid
+    and ask volume go to `Bars.extra`.
 
     Args:
         files: the files.
@@ -83,7 +84,7 @@ def read_tabular(
     if stamp not in STAMPS:
         raise ValueError(f"stamp {stamp!r} is unknown, expected 'start' or 'end'")
     zone = None if tz is None else _zone(tz)
-    counts = Counter(rows_read=0, rows_other_symbols=0, rows_ambiguous_time=0, rows_nonexistent_time=0)
+    counts = Counter(rows_read=0, rows_other_symbols=0, rows_bad_time=0, rows_ambiguous_time=0, rows_nonexistent_time=0)
     seen: Counter[str] = Counter()
     lengths: dict[int, Path] = {}
     read: list[tuple[str, dict[str, np.ndarray], np.ndarray, str]] = []
@@ -99,8 +100,11 @@ def read_tabular(
             raise ValueError(
                 f"{first} holds bars of {a / 1e9:g} s and {second} of {b / 1e9:g} s, expected one length of bar"
             )
-        values = {name: _numbers(frame[found[name]]) for name in ("open", "high", "low", "close")}
-        values |= {name: _numbers(frame[found[name]]) for name in ("volume", *_EXTRA) if name in found}
+        values = {
+            name: _numbers(frame[found[name]], file)
+            for name in ("open", "high", "low", "close", "volume", *_EXTRA)
+            if name in found
+        }
         values["time"] = time
         row = np.arange(1, len(frame) + 1)
         for label, rows in _labels(frame, found, file, symbol):
@@ -138,7 +142,7 @@ def _frame(file: Path) -> pd.DataFrame:
     if file.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
     try:
-        if file.suffix in PARQUET_ENDINGS:
+        if file.suffix.lower() in PARQUET_ENDINGS:
             frame = pd.read_parquet(file)
             if not isinstance(frame.index, pd.RangeIndex):
                 frame = frame.rename_axis(frame.index.name or "index").reset_index()
@@ -179,9 +183,11 @@ def _times(
 
     column = frame[found["time"]]
     if pd.api.types.is_numeric_dtype(column):
-        return _epoch(column, found["time"], file), np.ones(len(column), bool)
-    if isinstance(column.dtype, pd.DatetimeTZDtype):
-        return column.dt.tz_convert("UTC").dt.as_unit("ns").astype("int64").to_numpy(), np.ones(len(column), bool)
+        known = column.notna().to_numpy()
+        counts["rows_bad_time"] += int((~known).sum())
+        time = np.zeros(len(column), np.int64)
+        time[known] = _epoch(column[known], found["time"], file)
+        return time, known
     if pd.api.types.is_datetime64_any_dtype(column):
         moment = column
     else:
@@ -189,18 +195,28 @@ def _times(
         clock = _clock_column(frame, found["time"])
         if clock is not None:
             moment = moment + (_parse(frame[clock], file, "1970-01-01 ") - pd.Timestamp("1970-01-01"))
-        if isinstance(moment.dtype, pd.DatetimeTZDtype):
-            return moment.dt.as_unit("ns").astype("int64").to_numpy(), np.ones(len(column), bool)
-    if zone is None:
-        raise ValueError(
-            f"{file} has times without a time zone, such as {moment.iloc[0]}: give tz=, such as 'America/Chicago'"
-        )
-    moment = moment.dt.as_unit("ns")
-    local = moment.dt.tz_localize(zone, ambiguous=np.ones(len(moment), bool), nonexistent="NaT")
-    later = moment.dt.tz_localize(zone, ambiguous=np.zeros(len(moment), bool), nonexistent="NaT")
-    counts["rows_nonexistent_time"] += int(local.isna().sum())
-    counts["rows_ambiguous_time"] += int((local.notna() & (local != later)).sum())
-    return local.dt.tz_convert("UTC").astype("int64").to_numpy(), local.notna().to_numpy()
+    counts["rows_bad_time"] += int(moment.isna().sum())
+    moment = _nanoseconds(moment, file)
+    if moment.dt.tz is None:
+        if zone is None:
+            raise ValueError(
+                f"{file} has times without a time zone, such as {moment.min()}: give tz=, such as 'America/Chicago'"
+            )
+        local = moment.dt.tz_localize(zone, ambiguous=np.ones(len(moment), bool), nonexistent="NaT")
+        later = moment.dt.tz_localize(zone, ambiguous=np.zeros(len(moment), bool), nonexistent="NaT")
+        counts["rows_nonexistent_time"] += int((moment.notna() & local.isna()).sum())
+        counts["rows_ambiguous_time"] += int((local.notna() & (local != later)).sum())
+        moment = local
+    return moment.dt.tz_convert("UTC").astype("int64").to_numpy(), moment.notna().to_numpy()
+
+
+def _nanoseconds(moment: pd.Series, file: Path) -> pd.Series:
+    """Times in nanoseconds, which reach from 1677 to 2262."""
+    outside = ((moment.dt.year < 1678) | (moment.dt.year > 2261)).to_numpy()
+    if outside.any():
+        row = int(outside.argmax())
+        raise ValueError(f"{file} has the time {moment.iloc[row]} in row {row + 1}, expected years from 1678 to 2261")
+    return moment.dt.as_unit("ns")
 
 
 def _epoch(column: pd.Series, name: object, file: Path) -> np.ndarray:
@@ -215,10 +231,11 @@ def _epoch(column: pd.Series, name: object, file: Path) -> np.ndarray:
 
 
 def _parse(column: pd.Series, file: Path, prefix: str = "") -> pd.Series:
-    """Times of a text column, parsed once for each distinct text."""
+    """Times of a text column, parsed once for each distinct text, NaT where there is none."""
     import pandas as pd
 
-    codes, texts = pd.factorize(column.astype(str).str.strip())
+    text = column.astype("string").str.strip()
+    codes, texts = pd.factorize(text.mask(text == ""))  # the code of a missing text is -1
     texts = pd.Series(texts)
     offset = texts.map(lambda text: _OFFSET.fullmatch(text) is not None)
     if offset.any() and not offset.all():
@@ -233,15 +250,19 @@ def _parse(column: pd.Series, file: Path, prefix: str = "") -> pd.Series:
                 moments = pd.to_datetime(texts, utc=utc)
         except (ValueError, UserWarning) as error:
             raise ValueError(f"{file} has times that cannot be read, such as {texts.iloc[0]!r}") from error
-    return moments.take(codes).reset_index(drop=True)
+    return moments.reindex(codes).reset_index(drop=True)
 
 
 def _clock_column(frame: pd.DataFrame, date: object) -> object | None:
     """The column of clock times beside a column of dates."""
-    if ":" in str(frame[date].iloc[0]):
+
+    def first(column: object) -> str:
+        return "".join(frame[column].dropna().head(1).astype(str))
+
+    if ":" in first(date):
         return None
     for column in frame.columns:
-        if "time" in str(column).lower() and column != date and _CLOCK.fullmatch(str(frame[column].iloc[0])):
+        if "time" in str(column).lower() and column != date and _CLOCK.fullmatch(first(column)):
             return column
     return None
 
@@ -258,17 +279,19 @@ def _labels(frame: pd.DataFrame, found: Mapping[str, object], file: Path, symbol
 def _wanted(label: str, symbol: str, near: int) -> str | None:
     """The contract of a label, the label itself for one series of the root, None for what `symbol` does not ask for."""
     root = symbol.removesuffix(".FUT")
-    if label in (symbol, root):
-        contract = outright(label, near)
-        return contract.name if contract else root
-    contract = outright(label, near)
-    return contract.name if contract and root in (contract.root, contract.name) else None
+    contract, asked = outright(label, near), outright(root, near)
+    if contract is None:
+        return root if label in (symbol, root) else None
+    return contract.name if (asked.name if asked else root) in (contract.root, contract.name) else None
 
 
-def _numbers(column: pd.Series) -> np.ndarray:
+def _numbers(column: pd.Series, file: Path) -> np.ndarray:
     import pandas as pd
 
-    return pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    try:
+        return pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    except OverflowError as error:  # whole numbers of more than 308 digits
+        raise ValueError(f"{file} has a number in column {str(column.name)!r} that is too large") from error
 
 
 def _length(time: np.ndarray) -> int | None:

@@ -31,6 +31,24 @@ def test_q_statistics_by_hand() -> None:
     assert all(statistic.ndim == 0 for statistic in found.values())
 
 
+def test_branches_without_effect_do_not_count_in_the_gaps() -> None:
+    # The state above twice: the greedy exposure 0 (Short, Small) sends an order in the first, none in the second.
+    value, adv = torch.zeros(2, 3), torch.zeros(2, 4, 3, 3)
+    adv[:, 0, 0, 2] = adv[:, 2, 1, 2] = math.log(2)
+    send = torch.zeros(2, 9, dtype=torch.bool)
+    send[0, 0] = True
+    found = q_statistics(value, adv, torch.tensor([-1.0, 1.0]), send)
+    # A logit of ln 2 for one action of three: after the mean is taken off, 2^(2/3) on its top atom against 2^(-1/3) on
+    # the others'. The gap of direction is that of order, which counts in the first state only.
+    up, down = 2 ** (2 / 3), 2 ** (-1 / 3)
+    q = [(top - 1) / (top + 2) for top in (up, down, down)]
+    gap = q[0] - sum(q) / 3
+    assert found["q_gap_direction"].item() == pytest.approx(gap, rel=1e-5)
+    assert found["q_gap_order"].item() == pytest.approx(gap, rel=1e-5)
+    # Live: direction and magnitude twice, order and urgency once; direction twice and order once have the gap.
+    assert found["q_gap"].item() == pytest.approx(3 * gap / 6, rel=1e-5)
+
+
 def test_averages_are_means_since_the_last_read() -> None:
     averages = Averages()
     averages.add({"a": torch.tensor(1.0, requires_grad=True), "b": torch.tensor(5.0)})

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import tomli
 
+import fox_env
 from fox_agent.profile import Profile, dump_profile, load_profile, parse_override, parse_profile
+from fox_env.engine import game_of
 from tests.agent.tiny import SMOKETEST
 
 DEFAULT = tomli.loads(SMOKETEST.read_text())
@@ -50,7 +52,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "weight_decay": 0.5, "gradient_clip_norm": 2.0, "tau": 0.01, "tau_start": 0.02, "tau_anneal_updates": 6,
         "tau_restart_ratio": 9.0, "early_stopping_epochs": 2, "threads": 0,
     },
-    "gate": {"standard_errors": 2.0, "trade_margin": 0.1},
+    "gate": {"standard_errors": 2.0, "min_sessions": 7, "trade_margin": 0.1},
 }  # fmt: skip
 FIELDS = [(section, key) for section, fields in DEFAULT.items() for key in fields]
 
@@ -98,7 +100,8 @@ def test_a_missing_key_is_named(tmp_path: Path, section: str, key: str) -> None:
 
 @pytest.mark.parametrize(("section", "key"), FIELDS)
 def test_a_wrong_type_is_named(tmp_path: Path, section: str, key: str) -> None:
-    wrong = 1.5 if isinstance(DEFAULT[section][key], bool | str | list) else "1"
+    number_or_word = key == "commission_usd_per_side"
+    wrong = 1.5 if isinstance(DEFAULT[section][key], bool | str | list) and not number_or_word else "1"
     with pytest.raises(ValueError, match=rf"p\.toml: {section}\.{key} is {wrong!r}, ") as caught:
         load_profile(write(tmp_path / "p.toml", changed(section, key, wrong)))
     assert "\n" not in str(caught.value)
@@ -177,7 +180,10 @@ def test_settings_of_the_game_are_those_of_the_environments() -> None:
     assert not any(name.startswith("shaping_") for name in settings)
     plain = load_profile(SMOKETEST).game.settings()
     assert plain["shaping"] == {}
-    assert plain["depth_contracts"] is None
+    # What the profile leaves to the market and its contract is not there to override them.
+    assert not {"depth_contracts", "commission_usd_per_side"} & set(plain)
+    noisy = fox_env.synthetic_market("planted_noisy", 1_000)
+    assert game_of(noisy, plain).depth_contracts == 2
 
 
 # --- R26: paths -------------------------------------------------------------------------------------------------------
@@ -266,3 +272,9 @@ def test_every_profile_of_the_project_loads() -> None:
     for file in SMOKETEST.parent.glob("*.toml"):
         if "hyperopt" not in file.name:
             assert load_profile(file).model_dump().keys() == DEFAULT.keys()
+
+
+def test_a_date_on_the_command_line_is_a_date_of_the_profile() -> None:
+    assert parse_override("data.train_end=2020-01-31") == ("data.train_end", "2020-01-31")
+    with pytest.raises(ValueError, match=r"train\.seed"):
+        load_profile(SMOKETEST, ["train.seed=99999999999999999999"])

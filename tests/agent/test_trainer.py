@@ -195,9 +195,10 @@ def test_metrics_that_no_checkpoint_counts_are_written_again(tmp_path: Path, mon
         save(trainer, path)
 
     out = tmp_path / "killed"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Trainer, "save_checkpoint", kill_at_the_second)
+    monkeypatch.setattr(Trainer, "save_checkpoint", kill_at_the_second)
+    with pytest.raises(Killed):
         make(out=out).fit()
+    monkeypatch.setattr(Trainer, "save_checkpoint", save)
     expected = (tmp_path / "whole" / METRICS_FILE).read_text()
     assert (out / METRICS_FILE).read_text() == expected
     make(out=out).fit(resume=True)
@@ -331,6 +332,43 @@ def test_the_gate_asks_for_more_than_its_standard_errors(gate_t: float, deployed
     result = trainer.result()
     assert result.agent.deployed is deployed
     assert result.verdict.startswith("deployed" if deployed else NO_EDGE)
+
+
+@pytest.mark.parametrize("gate_t", [math.inf, 5.0])
+def test_the_gate_needs_sessions_and_a_finite_figure(gate_t: float) -> None:
+    sessions = len(np.unique(parts()[1].session))
+    trainer = make(tiny_profile(gate__min_sessions=sessions + 1))
+    trainer.best["gate_t"] = gate_t
+    result = trainer.result()
+    assert not result.agent.deployed
+    assert result.verdict == f"{NO_EDGE}: validation has {sessions} sessions, the gate asks for {sessions + 1}"
+    trainer = make(tiny_profile(gate__min_sessions=sessions))
+    trainer.best["gate_t"] = gate_t
+    assert trainer.result().agent.deployed is math.isfinite(gate_t)
+
+
+def test_an_agent_on_disk_has_passed_the_gate_or_is_flat(tmp_path: Path) -> None:
+    trainer = make(tiny_profile(gate__standard_errors=1e6, train__epochs=1), tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(on_epoch=lambda metrics: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert not Agent.load(tmp_path / "run" / "best").deployed
+
+
+def test_a_run_is_not_resumed_on_another_market(tmp_path: Path) -> None:
+    make(out=tmp_path / "run").fit()
+    other = Trainer(tiny_profile(), *parts("planted", 6_000, 1)[:2], out=tmp_path / "run")
+    with pytest.raises(ValueError, match="was made with another market"):
+        other.fit(resume=True)
+
+
+def test_metrics_are_strict_json(tmp_path: Path) -> None:
+    trainer = make(out=tmp_path / "run")
+    trainer._valid_sessions = 1
+    trainer._record({"epoch": 0, "valid_t": math.nan, "loss": 1.0}, trainer._board())
+    lines = (tmp_path / "run" / METRICS_FILE).read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == [
+        {"epoch": 0, "valid_t": None, "loss": 1.0}
+    ]
 
 
 def test_the_agent_is_the_averaged_network_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

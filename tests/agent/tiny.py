@@ -16,7 +16,7 @@ TINY = {
     "data.synthetic_bars": 6_000, "game.episode_bars": 60, "game.min_hold_bars": 3, "network.bottleneck": 4,
     "network.hidden": [16], "network.num_atoms": 11, "network.num_quantiles": 4, "replay.capacity": 2_000,
     "replay.min_size": 64, "exploration.epsilon_steps": 20, "collect.num_envs": 12, "train.epochs": 2,
-    "train.updates_per_epoch": 6, "train.batch_size": 32,
+    "train.updates_per_epoch": 6, "train.batch_size": 32, "gate.min_sessions": 0,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fox_env.data import dbn
 from fox_env.data.bars import Bars, concatenate
 from fox_env.data.dbn import read_ohlcv, write_ohlcv
-from fox_env.data.load import load_segments
+from fox_env.data.load import load_market, load_segments, symbol_root
 
 MINUTE = 60_000_000_000
 COLUMNS = ("start", "ts", "open", "high", "low", "close", "volume")
@@ -403,6 +403,23 @@ def test_dates_outside_the_calendar_name_the_file(tmp_path):
     write_ohlcv(tmp_path / "old.dbn", {"ESH99": walk("1999-01-05 09:00", 4)})
     with pytest.raises(ValueError, match=r"old\.dbn: a bar on 1999-01-05 lies outside the session calendar"):
         load_segments(tmp_path / "old.dbn")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "root"),
+    [("ES", "ES"), ("ES.FUT", "ES"), ("ES.c.0", "ES"), ("ESH4", "ES"), ("ESH24", "ES"), ("MNQZ9", "MNQ")],
+)
+def test_symbol_root(symbol, root):
+    assert symbol_root(symbol) == root
+
+
+def test_a_market_of_one_contract(tmp_path):
+    (tmp_path / "ES.FUT").mkdir()
+    market = {"ESM24": walk("2024-05-09 09:00", 200), "ESU24": walk("2024-05-09 09:00", 200, 4060.0, 1)}
+    write_ohlcv(tmp_path / "ES.FUT" / "a.dbn", market)
+    loaded = load_market(tmp_path, symbol="ESM4")
+    assert (loaded.contract.name, loaded.instruments, len(loaded)) == ("ES", ("ESM24",), 200)
+    assert np.array_equal(loaded.bars.close, market["ESM24"].close)
 
 
 def test_nothing_to_write(tmp_path):

@@ -9,15 +9,16 @@ from fractions import Fraction
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fox_env import Contract, FoxES, FoxESDiscrete, FoxESVectorEnv, dynamics
+from fox_env import Contract, FoxES, FoxESDiscrete, FoxESVectorEnv, Market, dynamics
 from fox_env.data.features import Feature, complement
 from fox_env.engine import Game, compile_rule
-from tests.env.games import make_bars, make_market, play, random_market
+from tests.env.games import ZERO, make_bars, make_market, play, random_market
 
 seeds = st.integers(0, 2**31)
 games = st.fixed_dictionaries(
@@ -422,6 +423,49 @@ def test_market_survives_a_round_trip_to_disk(tmp_path):
         type(market).load(tmp_path / "bad.npz")
 
 
+def test_damaged_files_are_no_saved_market(tmp_path):
+    path = tmp_path / "market.npz"
+    market = random_market(np.random.default_rng(4), 50)
+    market.save(path)
+    data = path.read_bytes()
+    damaged = [b"", *(data[:length] for length in (10, len(data) // 2, len(data) - 1))]
+    for at in np.random.default_rng(0).integers(0, len(data), 60).tolist():
+        damaged.append(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+    messages = []
+    for content in damaged:
+        path.write_bytes(content)
+        try:  # a flipped byte may lie where it does not matter, such as in a date
+            assert type(market).load(path).fingerprint == market.fingerprint
+        except ValueError as error:
+            messages.append(str(error))
+    assert set(messages) == {f"{path} is not a saved market"}
+    assert len(messages) > 40
+    for meta in (b"{}", b"[]", b'{"schema": 1}'):
+        np.savez(path, meta=np.frombuffer(meta, np.uint8))
+        with pytest.raises(ValueError, match=r"market\.npz is not a saved market"):
+            type(market).load(path)
+    np.savez(path, meta=np.frombuffer(b'{"schema": 99}', np.uint8))
+    with pytest.raises(ValueError, match=r"market\.npz has schema 99, expected 1"):
+        type(market).load(path)
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"a\.npy is not a saved market"):
+        type(market).load(tmp_path / "a.npy")
+    with pytest.raises(FileNotFoundError):
+        type(market).load(tmp_path / "none.npz")
+
+
+def test_frames_of_bars():
+    index = pd.date_range("2024-03-05 15:00", periods=200, freq="5min", tz="UTC")
+    frame = pd.DataFrame(4000.0, index, ["open", "high", "low", "close"])
+    assert len(Market.from_bars(frame, interval="5m", features=[ZERO])) == 200
+    assert len(Market.from_bars(frame, interval="1m", features=[ZERO])) == 200  # minutes may be missing
+    with pytest.raises(ValueError, match=r"^frame\.index has bars 300 s apart, expected at least 1h as interval says$"):
+        Market.from_bars(frame, interval="1h", features=[ZERO])
+    for column in ("volume", "note"):
+        with pytest.raises(ValueError, match=f"^frame column '{column}' is of type .*, expected numbers$"):
+            Market.from_bars(frame.assign(**{column: "few"}), interval="5m", features=[ZERO])
+
+
 def test_windows_end_at_the_contract():
     market = random_market(np.random.default_rng(6))
     env = FoxES(market, window=4, episode_bars=0)
@@ -579,6 +623,12 @@ def test_split_normalizes_on_the_training_part_only():
     end = np.datetime64(0, "D") + int(test.session[0])
     by_date = market.split(train_end=str(day), valid_end=str(end))
     assert [len(p) for p in by_date] == [len(train), len(valid), len(test)]
+    assert train.fingerprint != market.slice(0, len(train)).fingerprint  # which is seen without a normalizer
+    for name in ("center", "scale"):
+        other = replace(train.normalizer, **{name: getattr(train.normalizer, name) + 1})
+        assert replace(train, normalizer=other).fingerprint != train.fingerprint
+    with pytest.raises(ValueError, match="train_end is 20230101, expected a date such as 2020-01-31"):
+        market.split(train_end=20230101, valid_end=20230102)
     with pytest.raises(ValueError, match="train_end is 'soon'"):
         market.split(train_end="soon", valid_end="later")
     with pytest.raises(ValueError, match="leaves a part empty"):

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fox_env.data.load import load_segments
+from fox_env.data.load import load_market, load_segments
 from fox_env.data.tabular import read_tabular
+from tests.env.games import ZERO
 
 MINUTE = 60_000_000_000
 
@@ -116,6 +117,51 @@ def test_clock_changes(tmp_path):
     assert (quality["rows_nonexistent_time"], quality["rows_ambiguous_time"]) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("header", "times", "tz"),
+    [
+        ("time", ["2024-01-09 09:00", "", "2024-01-09 09:02"], "America/Chicago"),
+        ("time", ["", "2024-01-09 09:00", "2024-01-09 09:02"], "America/Chicago"),
+        ("time", ["2024-01-09T15:00:00Z", "  ", "2024-01-09T15:02:00Z"], None),
+        ("time", [1704812400, "", 1704812520], None),
+        ("time", [1704812400000000000, "", 1704812520000000000], None),
+        ("date,time", ["1/9/2024,09:00", ",09:01", "1/9/2024,09:02"], "America/Chicago"),
+        ("date,time", ["1/9/2024,", "1/9/2024,09:00", "1/9/2024,09:02"], "America/Chicago"),
+    ],
+)
+def test_a_row_without_a_time_is_dropped(tmp_path, header, times, tz):
+    path = tmp_path / "es.csv"
+    path.write_text(f"{header},open,high,low,close,volume\n" + rows(times))
+    (chunk,), _, quality = read(path, tz=tz)
+    assert chunk.bars.start.tolist() == [ns("2024-01-09 09:00"), ns("2024-01-09 09:02")]
+    assert (quality["rows_read"], quality["rows_bad_time"], quality["rows_nonexistent_time"]) == (3, 1, 0)
+
+
+@pytest.mark.parametrize("kind", ["zoned", "naive", "whole", "text"])
+def test_a_parquet_row_without_a_time_is_dropped(tmp_path, kind):
+    times = pd.date_range("2024-01-09 15:00", periods=4, freq="min", tz="UTC").to_series(index=range(4))
+    times[1] = pd.NaT
+    forms = {
+        "zoned": times,
+        "naive": times.dt.tz_localize(None),
+        "whole": pd.array([1704812400, None, 1704812520, 1704812580], dtype="Int64"),
+        "text": times.dt.strftime("%Y-%m-%d %H:%M:%S").astype(object).where(times.notna(), None),
+    }
+    frame(range(4)).assign(time=forms[kind]).to_parquet(tmp_path / "es.parquet")
+    (chunk,), _, quality = read(tmp_path / "es.parquet", tz="UTC")
+    assert chunk.bars.start.tolist() == [ns("2024-01-09 09:00") + k * MINUTE for k in (0, 2, 3)]
+    assert (quality["rows_bad_time"], quality["rows_nonexistent_time"]) == (1, 0)
+
+
+def test_times_alone_that_are_missing(tmp_path):
+    path = tmp_path / "es.parquet"
+    frame(range(2)).assign(time=pd.array([pd.NaT] * 2, dtype="datetime64[ns]")).to_parquet(path)
+    with pytest.raises(ValueError, match=r"es\.parquet holds no bars of 'ES'$"):
+        read(path, tz="UTC")
+    with pytest.raises(ValueError, match=r"es\.parquet has times without a time zone"):
+        read(path)
+
+
 def test_stamps_at_the_end(tmp_path):
     path = tmp_path / "es.csv"
     path.write_text("time,open,high,low,close,volume\n" + rows(["2024-01-09T15:01:00Z", "2024-01-09T15:02:00Z"]))
@@ -136,8 +182,9 @@ def test_parquet_with_the_times_in_the_index_or_a_column(tmp_path):
     frame(times).to_parquet(tmp_path / "a.parquet")
     frame(times).reset_index().to_parquet(tmp_path / "b.parquet")
     frame(times.tz_localize(None)).to_parquet(tmp_path / "c.parquet")
-    for name in "ab":
-        (chunk,), _, _ = read(tmp_path / f"{name}.parquet")
+    frame(times).to_parquet(tmp_path / "D.PARQUET")
+    for name in ("a.parquet", "b.parquet", "D.PARQUET"):
+        (chunk,), _, _ = read(tmp_path / name)
         assert chunk.bars.start.tolist() == expected
     with pytest.raises(ValueError, match=r"c\.parquet has times without a time zone"):
         read(tmp_path / "c.parquet")
@@ -154,6 +201,8 @@ def test_symbol_column(tmp_path):
     chunks, _, quality = read(path)
     assert [(chunk.contract, chunk.row.tolist()) for chunk in chunks] == [("ESH24", [1, 2]), ("ESM24", [3, 4])]
     assert quality["rows_other_symbols"] == 4
+    for symbol in ("ESM24", "ESM4"):
+        assert [(chunk.contract, chunk.row.tolist()) for chunk in read(path, symbol=symbol)[0]] == [("ESM24", [3, 4])]
     with pytest.raises(ValueError, match=r"all\.csv holds no bars of 'MES' but of ESH4, ESM24, NQH4, ESH4-ESM4"):
         read(path, symbol="MES")
     path.write_text("symbol,time,open,high,low,close,volume\n" + rows([f"ES,{time}" for time in times]))
@@ -183,6 +232,11 @@ def test_named_columns(tmp_path):
         ("time,open,high,low,close\nnoon,2,3,1,2\n", {}, "has times that cannot be read, such as 'noon'"),
         ("time,open,high,low,close\n2024-01-09T15:00:00Z,2,3,1,2\n2024-01-09T15:00:00,2,3,1,2\n", {},
          "has times with and without an offset, such as 2024-01-09T15:00:00"),
+        ("time,open,high,low,close\n2024-01-09T15:00:00Z,2,3,1,2\n1601-01-09T15:01:00Z,2,3,1,2\n", {},
+         r"has the time 1601-01-09 15:01:00\+00:00 in row 2, expected years from 1678 to 2261"),
+        ("time,open,high,low,close\n3023-01-09T15:00:00Z,2,3,1,2\n", {}, "has the time 3023-01-09 15:00:00"),
+        ("time,open,high,low,close,vol\n2024-01-09T15:00:00Z,2,3,1,2,1" + 400 * "0" + "\n", {},
+         "has a number in column 'vol' that is too large"),
         ("time,open,high,low,close\n2024-01-09 15:00,2,3,1,2\n", {"tz": "Chicago"}, "tz 'Chicago' is not the name"),
         ("time,open,high,low,close\n2024-01-09T15:00:00Z,2,3,1,2\n", {}, "too few rows to tell the length of its bars"),
     ],
@@ -281,9 +335,18 @@ def test_overlapping_bars(tmp_path):
     table.to_csv(tmp_path / "one.csv")
     segments, interval, quality, _ = load_segments(tmp_path / "one.csv")
     assert interval == 5 * MINUTE
-    assert quality["rows_overlapping"] == 2  # 09:12 starts before 09:10's end, and 09:15 before 09:12's
+    assert quality["rows_overlapping"] == 1  # 09:12 starts before 09:10's end; 09:15 follows 09:10, the last one kept
     assert quality["rows_overlapping_first"].startswith("in row 4 of one.csv")
     assert np.all(np.diff(segments[0].bars.start) >= 5 * MINUTE)
+    assert segments[0].bars.start[3] == ns("2024-01-09 09:15")
+    # Of 09:12, 09:13, 09:14, 09:15, 09:17 and 09:19 after 09:10, only 09:15 is left; 09:20 is then its successor.
+    minutes = [0, 5, 10, 12, 13, 14, 15, 17, 19, *range(20, 2000, 5)]
+    frame(pd.to_datetime(ns("2024-01-09 09:00") + MINUTE * np.array(minutes), utc=True).rename("time")).to_csv(
+        tmp_path / "run.csv"
+    )
+    segments, _, quality, _ = load_segments(tmp_path / "run.csv")
+    assert quality["rows_overlapping"] == 5
+    assert segments[0].bars.start[:5].tolist() == [ns("2024-01-09 09:00") + k * 5 * MINUTE for k in range(5)]
     start = np.sort(np.concatenate([start, ns("2024-01-09 09:02") + 50 * MINUTE * np.arange(30)]))
     frame(pd.to_datetime(start, utc=True).rename("time")).to_csv(tmp_path / "many.csv")
     with pytest.raises(ValueError, match="start before the one before has ended"):
@@ -307,3 +370,37 @@ def test_single_contracts_beside_a_series_are_refused(tmp_path):
     write_market(tmp_path / "es.csv", np.full(5, 5000.0))
     with pytest.raises(ValueError, match="holds single contracts beside a continuous series: ES, ESH24"):
         load_segments(tmp_path)
+
+
+def test_minutes_that_reach_over_the_end_of_a_longer_bar(tmp_path):
+    path = tmp_path / "es.csv"
+    write_market(path, 5000 + 0.25 * np.arange(420))
+    text = pd.read_csv(path)
+    text["time"] = pd.to_datetime(text["time"], utc=True)
+    text.loc[4, "time"] += pd.Timedelta(30, "s")  # 09:04:30 to 09:05:30, and the minute 09:05 left out
+    text.drop(index=5).to_csv(path, index=False)
+    segments, _, quality, _ = load_segments(path, bars="5m")
+    assert (quality["rows_misaligned"], quality["rows_overlapping"]) == (1, 0)
+    assert quality["rows_misaligned_first"] == "in row 5 of es.csv (2024-01-09T15:04:30 UTC)"
+    assert segments[0].bars.close[:2].tolist() == [5000.75, 5002.25]  # of the minutes 09:03 and 09:09
+    assert load_segments(path)[2]["rows_misaligned"] == 0  # single minutes stay where they are
+    # All half a minute late: every fifth would bring prices of the next five minutes into these.
+    text["time"] = pd.to_datetime(ns("2024-01-09 09:00") + MINUTE * np.arange(420) + MINUTE // 2, utc=True)
+    text.to_csv(path, index=False)
+    with pytest.raises(ValueError, match=r"84 of 336 bars reach over the end of the 5m bar .* in row 5 of es\.csv"):
+        load_segments(path, bars="5m")
+    assert load_segments(path, bars="1d")[0][0].bars.close.tolist() == [5104.75]
+
+
+def test_regular_hours_end_a_markets_sessions(tmp_path):
+    # Tuesday 2024-01-09 14:00 to Wednesday 16:00; one day's hours are 08:30 to 15:00, 390 minutes.
+    write_market(tmp_path / "es.csv", np.full(26 * 60, 5000.0), "2024-01-09 14:00", np.full(26 * 60, 5))
+    market = load_market(tmp_path / "es.csv", hours="rth", features=[ZERO])
+    ends = np.flatnonzero(market.session_last)
+    assert market.ts[ends].tolist() == [ns("2024-01-09 15:00"), ns("2024-01-10 15:00")]
+    assert market.fraction_left[ends].tolist() == [0, 0]
+    opening = ends[0] + 1
+    assert market.ts[opening] == ns("2024-01-10 08:31")
+    assert market.fraction_left[opening] == np.float32(389 / 390)
+    assert market.after_break[opening]
+    assert market.fraction_left[np.flatnonzero(market.ts == ns("2024-01-09 14:30"))] == np.float32(30 / 390)
