@@ -36,6 +36,7 @@ for _id, _kind in (("FoxES-v0", ""), ("FoxES-Discrete-v0", "Discrete")):
         id=_id,
         entry_point=f"fox_env.gym_env:FoxES{_kind}",
         vector_entry_point=f"fox_env.vector_env:FoxES{_kind}VectorEnv",
+        disable_env_checker=True,  # the tests run the checkers; the wrapper would cost every step
     )
 
 

@@ -54,10 +54,11 @@ class Rules(NamedTuple):
     """The game's constants, as `step_one` reads them.
 
     max_contracts: largest position. tick, multiplier: the contract's. commission_points, commission_rate: a side costs
-    commission_points + commission_rate · close. min_hold: bars before the next order. touch: 1 lets a resting limit
-    fill when touched. depth: contracts a level where no size is known, 0 for unlimited. flat_at_close: 1 closes
-    positions at each session's last bar. margin: 0 turns the margin test off. intraday_usd: margin a contract inside a
-    session. initial_equity_usd: equity at reset.
+    commission_points + commission_rate · close. min_hold: bars before the next order. free_age: age of an account that
+    may trade at once, where ages stop counting: 2 max(1, min_hold). touch: 1 lets a resting limit fill when touched.
+    depth: contracts a level where no size is known, 0 for unlimited. flat_at_close: 1 closes positions at each
+    session's last bar. margin: 0 turns the margin test off. intraday_usd: margin a contract inside a session.
+    initial_equity_usd: equity at reset.
     """
 
     max_contracts: int
@@ -66,6 +67,7 @@ class Rules(NamedTuple):
     commission_points: float
     commission_rate: float
     min_hold: int
+    free_age: int
     touch: int
     depth: int
     flat_at_close: int
@@ -77,7 +79,7 @@ class Rules(NamedTuple):
 class Step(NamedTuple):
     """Names for what `step_one` returns: ``Step(*step_one(...))``.
 
-    position: contracts after the step. age: bars since the last change, `free_age` when unlocked by it. net: points
+    position: contracts after the step. age: bars since the last change, `Rules.free_age` at most. net: points
     earned since reset. basis: Σ contracts × price of the open position. gross, cost: points of this step. filled:
     signed contracts of the agent's order. fill_price: their average, NaN if none. forced: signed contracts closed by
     the rules. rolled: contracts carried into a new contract. margin_call: 1 if equity fell short.
@@ -94,11 +96,6 @@ class Step(NamedTuple):
     forced: int
     rolled: int
     margin_call: int
-
-
-def free_age(min_hold: int) -> int:
-    """Age of an account that may trade at once; ages stop counting here."""
-    return 2 * max(1, min_hold)
 
 
 def walk_ticks(contracts: int, depth: int) -> int:
@@ -149,7 +146,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
             cost += abs(position) * (half + commission)
             position = 0
             basis = 0.0
-        age = free_age(rules.min_hold)
+        age = rules.free_age
         may_trade = False
     else:
         if nxt[ROLL] == MEASURED:
@@ -159,7 +156,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
                 cost += rolled * (2.0 * half + 2.0 * commission)
                 basis += position * shift
         gross += position * (mark - true_close - shift)
-        age = min(age + 1, free_age(rules.min_hold))
+        age = min(age + 1, rules.free_age)
 
     # The agent's order, in prices times its side: a sell is a buy in the reflected market.
     quantity = target_position(direction, magnitude, rules.max_contracts) - position
@@ -247,7 +244,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
         cost += abs(position) * (half + commission)
         position = 0
         basis = 0.0
-        age = free_age(rules.min_hold)
+        age = rules.free_age
     margin_call = 0
     if rules.margin != 0:
         equity = rules.initial_equity_usd + rules.multiplier * (net + (gross - cost))
@@ -259,7 +256,7 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
                 cost += abs(position) * (half + commission)
                 position = 0
                 basis = 0.0
-                age = free_age(rules.min_hold)
+                age = rules.free_age
     return (position, age, net + (gross - cost), basis, gross, cost, filled, fill_price, forced, rolled, margin_call)
 
 
@@ -277,7 +274,7 @@ def position_fields(row, position, age, net, basis, peak, fraction_left, mirrore
     return (
         sign * position / rules.max_contracts,
         min(10.0, max(-10.0, unrealized)),
-        age / max(1, rules.min_hold),
+        2.0 * age / rules.free_age,
         min(10.0, max(0.0, drawdown)),
         1.0 if age >= rules.min_hold else 0.0,
         fraction_left,
@@ -325,7 +322,7 @@ def reset_account(i, count, money, start, stop, mirrored, rules):
     """Put account `i` of the batch at bar `start`, flat and unlocked."""
     count[BAR, i] = start
     count[POSITION, i] = 0
-    count[AGE, i] = free_age(rules.min_hold)
+    count[AGE, i] = rules.free_age
     count[STEPS, i] = 0
     count[STOP, i] = stop
     count[MIRRORED, i] = mirrored

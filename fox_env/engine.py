@@ -112,6 +112,7 @@ class Game:
             commission_points=fixed,
             commission_rate=rate,
             min_hold=int(self.min_hold_bars),
+            free_age=2 * max(1, int(self.min_hold_bars)),
             touch=int(self.fill_rule == "touch"),
             depth=int(self.depth_contracts or 0),
             flat_at_close=int(self.flat_at_close),
@@ -166,7 +167,7 @@ def observation_bounds(market: Market, window: int) -> tuple[np.ndarray, np.ndar
 
 # Functions that a batch step calls, callees first.
 _COMPILED = (
-    actions.target_position, rewards.base_reward, rewards.visit_entropy, rewards.shaping_terms, dynamics.free_age,
+    actions.target_position, rewards.base_reward, rewards.visit_entropy, rewards.shaping_terms,
     dynamics.walk_ticks, dynamics.step_one, dynamics.position_fields, dynamics.philox, dynamics.draw_episode,
     dynamics.read_row, dynamics.reset_account, dynamics.reset_random, dynamics.write_observation, dynamics.advance,
 )  # fmt: skip
@@ -460,7 +461,7 @@ class Engine:
         money[:] = 0.0
         count[dynamics.BAR] = self._upload(np.asarray(start, np.int32))
         count[dynamics.STOP] = self._upload(np.asarray(stop, np.int32))
-        count[dynamics.AGE] = dynamics.free_age(self.rules.min_hold)
+        count[dynamics.AGE] = self.rules.free_age
         self.observe()
 
     def observe(self) -> None:

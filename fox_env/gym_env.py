@@ -172,7 +172,7 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         self._bar = bar
         self._row = self._tape[bar].tolist()
         self._position = 0
-        self._age = dynamics.free_age(self.rules.min_hold)
+        self._age = self.rules.free_age
         self._net = self._basis = self._peak = 0.0
         self._steps = 0
         self._visits = [0, 0, 0]

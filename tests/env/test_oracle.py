@@ -40,6 +40,7 @@ RULES = Rules(
     commission_points=2.25 / 50,
     commission_rate=0.0,
     min_hold=10,
+    free_age=20,
     touch=0,
     depth=0,
     flat_at_close=0,
@@ -47,6 +48,14 @@ RULES = Rules(
     intraday_usd=500.0,
     initial_equity_usd=200_000.0,
 )
+
+
+def rules_with(**changes):
+    """`RULES` with other values; the age that is free follows from the hold."""
+    hold = changes.get("min_hold", RULES.min_hold)
+    return RULES._replace(**changes, free_age=2 * max(1, hold))
+
+
 PLANTED = synthetic_bars("planted", 10).truth
 NOISY = synthetic_bars("planted_noisy", 10).truth
 MARTINGALE = synthetic_bars("martingale", 10).truth
@@ -172,7 +181,7 @@ def test_unreachable_drift_is_refused():
 )
 def test_expected_step_of_a_martingale_bar_by_hand(order, touch, expected):
     truth = tiny_truth((0.0, 0.0), [[0.5, 0.5], [0.5, 0.5]], 2)
-    step = expected_step(truth, RULES._replace(max_contracts=1, touch=touch))
+    step = expected_step(truth, rules_with(max_contracts=1, touch=touch))
     # From flat to long one, and to short one, which is the reflection.
     assert step(0, 0, [2, 2, *order], True) == pytest.approx(expected, abs=1e-15)
     assert step(0, 0, [0, 2, *order], True) == pytest.approx(expected, abs=1e-15)
@@ -193,7 +202,7 @@ def test_expected_step_adds_the_position_and_sees_the_lock_and_the_break():
 
 
 def test_depth_walks_the_book_and_ioc_stops_at_its_cap():
-    step = expected_step(MARTINGALE, RULES._replace(depth=2))
+    step = expected_step(MARTINGALE, rules_with(depth=2))
     # −4 to 4: eight contracts, two a level, pay 0 0 1 1 2 2 3 3 = 12 ticks.
     assert step(1, -4, [2, 2, 0, 1], True) == pytest.approx(-8 * 0.17 - 12 * TICK, abs=1e-12)
     # An IOC takes two contracts a tick of cap: 2, 4 and 6 of the eight, for 0, 2 and 6 ticks.
@@ -214,7 +223,7 @@ def test_depth_walks_the_book_and_ioc_stops_at_its_cap():
 def test_expected_step_is_that_of_the_design_table(steps, tilt, spread, depth, touch, most, broken):
     drift = tilt * steps * TICK
     truth = tiny_truth((drift, 0.0), [[0.5, 0.5], [0.5, 0.5]], steps)
-    rules = RULES._replace(max_contracts=most, depth=depth, touch=touch, min_hold=0)
+    rules = rules_with(max_contracts=most, depth=depth, touch=touch, min_hold=0)
     step = expected_step(truth, rules, spread)
     for action in actions.decode(np.arange(actions.NUM_ACTIONS)).tolist():
         target = actions.target_position(action[0], action[1], most)
@@ -256,7 +265,7 @@ def test_moves_to_neighbours_only_are_another_game():
 
 @pytest.mark.parametrize("touch", [0, 1])
 def test_martingale_is_not_worth_playing(touch):
-    best = solve(MARTINGALE, RULES._replace(touch=touch))
+    best = solve(MARTINGALE, rules_with(touch=touch))
     assert best.gain_points_per_bar == pytest.approx(0.0, abs=1e-9)
     assert actions.target_positions(4)[best.action[:, 4] // 9].tolist() == [0, 0, 0]
     # Following a state that means nothing stays flat.
@@ -264,7 +273,7 @@ def test_martingale_is_not_worth_playing(touch):
 
 
 def test_gain_without_costs_or_lock_is_the_mean_size_of_the_drift():
-    free = RULES._replace(commission_points=0.0, min_hold=0)
+    free = rules_with(commission_points=0.0, min_hold=0)
     assert solve(PLANTED, free, spread_ticks=0.0).gain_points_per_bar == pytest.approx(4 * 0.15 * 2 / 3, abs=1e-8)
 
 
@@ -278,7 +287,7 @@ def test_gain_without_costs_or_lock_is_the_mean_size_of_the_drift():
 )
 def test_solve_finds_what_exhaustive_search_finds(drift, touch, entry):
     """Two states, two steps a bar, one contract, a hold of two bars: all 19³ symmetric policies, each to its limit."""
-    rules = RULES._replace(max_contracts=1, min_hold=2, touch=touch)
+    rules = rules_with(max_contracts=1, min_hold=2, touch=touch)
     truth = tiny_truth((-drift, drift), [[0.8, 0.2], [0.2, 0.8]], 2)
     targets, kinds = (-1, 0, 1), [(order, urgency) for order in range(3) for urgency in range(3)]
 
@@ -329,9 +338,9 @@ def test_solve_finds_what_exhaustive_search_finds(drift, touch, entry):
 
 def test_unsupported_games_are_refused():
     with pytest.raises(ValueError, match="commission_rate is 9e-06, expected 0"):
-        solve(PLANTED, RULES._replace(commission_points=0.0, commission_rate=9e-6))
+        solve(PLANTED, rules_with(commission_points=0.0, commission_rate=9e-6))
     with pytest.raises(ValueError, match="flat_at_close is on"):
-        expected_step(PLANTED, RULES._replace(flat_at_close=1))
+        expected_step(PLANTED, rules_with(flat_at_close=1))
     with pytest.raises(ValueError, match="3 states read through noise, expected 2"):
         solve(replace(PLANTED, noise=1.0), RULES)
 
@@ -366,7 +375,7 @@ def test_belief_is_calibrated():
 
 
 def test_with_little_noise_the_belief_oracle_knows_the_state():
-    game = RULES._replace(depth=2)
+    game = rules_with(depth=2)
     exact = solve(replace(NOISY, noise=0.0), game).gain_points_per_bar
     assert solve(replace(NOISY, noise=0.2), game).gain_points_per_bar == pytest.approx(exact, abs=1e-4)
     noisy = solve(NOISY, game).gain_points_per_bar
@@ -404,7 +413,7 @@ def test_simple_rule_plays_as_it_was_scored():
     market = normalized(synthetic_market("planted_noisy", 4_000, seed=12))
     first = int(np.flatnonzero(market.decision)[0])
     truth, signal = market.truth.take(slice(first, -1)), market.bars.extra[PLANTED_STATE][first:-1]
-    rules = RULES._replace(depth=2)
+    rules = rules_with(depth=2)
     rule = best_simple_rule(truth, signal, rules, spans=(5, 12), thresholds=(0.2, 0.5))
     policy = rule.policy(market, 4)
     for _ in range(2):
@@ -426,7 +435,7 @@ def play(market, policy, rules=RULES):
     """Play a market by `step_one` from the first decision bar on: expected and realized net points, order or −1."""
     tape, step = market.tape(1.0), expected_step(market.truth, rules)
     start = int(np.flatnonzero(market.decision)[0])
-    position, age = 0, dynamics.free_age(rules.min_hold)
+    position, age = 0, rules.free_age
     net = basis = peak = 0.0
     columns = defaultdict(list)
     for t in range(start, len(market) - 1):
@@ -449,7 +458,7 @@ def play(market, policy, rules=RULES):
 def test_a_random_policy_earns_what_expected_step_says(kind, depth, touch):
     market = synthetic_market(kind, 30_000, seed=13, features=[PLANTED_STATE])
     draws = np.random.default_rng(0).integers(0, 3, (30_000, 4)).tolist()
-    rules = RULES._replace(min_hold=1, depth=depth, touch=touch)
+    rules = rules_with(min_hold=1, depth=depth, touch=touch)
     played = play(market, lambda obs: [draws.pop()], rules)
     luck = played["net"] - played["expected"]
     # Given what is known at close t each difference has mean 0, so squares add up.
@@ -472,7 +481,7 @@ def test_the_oracle_plays_to_its_gain_and_follow_the_state_to_its_own():
 
 def test_the_belief_oracle_filters_from_observations():
     market = normalized(synthetic_market("planted_noisy", 6_000, seed=15))
-    rules = RULES._replace(depth=2)
+    rules = rules_with(depth=2)
     best = solve(market.truth, rules)
     policy = OraclePolicy(best, market)
     first = play(market, policy, rules)
