@@ -151,7 +151,7 @@ def _frame(file: Path) -> pd.DataFrame:
                 header = stream.readline()
             separator = max(",;\t", key=header.count)
             frame = pd.read_csv(file, sep=separator, skipinitialspace=True)
-    except (OSError, ValueError) as error:  # pandas' and pyarrow's errors are ValueErrors or OSErrors
+    except (OSError, ValueError, OverflowError) as error:  # what pandas and pyarrow raise, by version
         raise ValueError(f"{file} cannot be read as a table: {' '.join(str(error).split())}") from error
     if not len(frame):
         raise ValueError(f"{file} holds no rows, only a header")

@@ -319,8 +319,9 @@ def test_ctrl_c_keeps_a_checkpoint_and_resume_goes_on(
 def test_the_example_is_the_same_as_fox_train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, str(ROOT / "examples" / "train_dqn.py"), *tiny(), "--out", "example"]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}
     )
     assert done.returncode == 0, done.stderr
     assert NO_EDGE in done.stdout
