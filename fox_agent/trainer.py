@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -109,8 +108,6 @@ class Trainer:
         if self.device.type == "cpu":
             _keep_freed_memory()
         if profile.train.threads:
-            # Starting numba's threads sets OpenMP's number, which is torch's: it has to come first.
-            numba.get_num_threads()
             torch.set_num_threads(profile.train.threads)
         settings = profile.game.settings()
         self.game = game_of(train, settings)

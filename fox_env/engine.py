@@ -6,6 +6,7 @@ The faces (`vector_env`, `torchrl_env`), the back-test and the learner's collect
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import warnings
 import zlib
@@ -225,11 +226,23 @@ def _prefetch_intrinsic() -> object:
     return prefetch
 
 
+def _start_threads() -> None:
+    """Start numba's threads. That sets OpenMP's number of threads, which is torch's too: put torch's back."""
+    import numba
+
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 0
+    numba.get_num_threads()
+    if torch:
+        torch.set_num_threads(threads)
+
+
 @functools.cache
 def _cpu_rule() -> dict[str, object]:
     """The rule's functions compiled for the CPU, and what else its kernels call."""
     import numba
 
+    _start_threads()
     names = compile_rule(numba.njit(forceinline=True, no_cpython_wrapper=True, **_CPU_OPTIONS))
     return names | {"prange": numba.prange, "prefetch": _prefetch_intrinsic(), "FETCH_AHEAD": _FETCH_AHEAD}
 
