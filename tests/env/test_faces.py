@@ -400,12 +400,14 @@ def test_a_batch_leaves_torchs_number_of_threads_alone():
 import numpy as np, torch
 import fox_env
 torch.set_num_threads(3)
-env = fox_env.FoxESVectorEnv(1024, fox_env.synthetic_market("planted", 3_000))
-env.reset(seed=0)
-env.step(np.ones((1024, 4), int))
-assert torch.get_num_threads() == 3, torch.get_num_threads()
+market = fox_env.synthetic_market("planted", 3_000)
+for size in (64, 1024):
+    env = fox_env.FoxESVectorEnv(size, market)
+    env.reset(seed=0)
+    env.step(np.ones((size, 4), int))
+    assert torch.get_num_threads() == 3, torch.get_num_threads()
 """
-    # A second process loads the kernels from the cache, and starts numba's threads another way.
+    # A second process loads the kernels from the cache, and starts numba's threads at another time.
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
