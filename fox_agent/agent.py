@@ -77,7 +77,8 @@ class Agent:
         keeps_BE = targets_E == held_B[:, None]
         keep_B = value_BE.masked_fill(~keeps_BE, -torch.inf).max(1)
         best_B = value_BE.gather(1, (3 * action_BK[:, :1] + action_BK[:, 1:2]))[:, 0]
-        stays_B = keeps_BE.any(1) & (best_B - keep_B.values <= self.trade_margin)
+        # Nothing keeps an odd position after a partial fill: its value is −∞ then, and the order stands.
+        stays_B = best_B - keep_B.values <= self.trade_margin
         kept_BK = torch.stack((keep_B.indices // 3, keep_B.indices % 3, action_BK[:, 2], action_BK[:, 3]), 1)
         return torch.where(stays_B[:, None], kept_BK, action_BK)
 

@@ -163,7 +163,7 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run")
         given = {
-            "data.path": None if data is None else str(_from_here(data)), "data.symbol": symbol, "data.bars": bars,
+            "data.path": None if data is None else str(Path.cwd() / data), "data.symbol": symbol, "data.bars": bars,
             "data.tz": tz, "data.stamp": stamp, "data.train_end": train_end, "data.valid_end": valid_end,
             "train.seed": seed,
         }  # fmt: skip
@@ -280,10 +280,6 @@ def _profile_file(profile: Path) -> Path:
     """The file itself, or, from another directory, the one of that name in the project."""
     beside = Path(__file__).resolve().parent.parent / profile
     return beside if not profile.exists() and beside.exists() else profile
-
-
-def _from_here(path: Path) -> Path:
-    return path if path.is_absolute() else Path.cwd() / path
 
 
 def _counts(market: Market) -> str:

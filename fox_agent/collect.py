@@ -217,7 +217,8 @@ class Collector:
         waits_C = decides_B[rows] & live_CK.any(1)
         reward_C = torch.zeros(num, dtype=torch.float64, device=self.device)
         discount_C = torch.ones_like(reward_C)
-        after: Transitions = {}
+        before = {**{name: value[rows] for name, value in state.items()}, "action": action_CK.to(torch.uint8)}
+        before["flags"] = pack_flags(accounts.mirrored()[rows], live_CK)
         parts = []
         for _ in range(max(1, accounts.rules.min_hold)):
             copies.step(action_CK)
@@ -228,13 +229,10 @@ class Collector:
             arrives_C = waits_C & (copies.can_trade() | (end_C == dynamics.MARGIN_CALL))
             waits_C = waits_C & ~arrives_C & (end_C == dynamics.RUNNING)
             hit = arrives_C.nonzero()[:, 0]
-            after = copies.state()
             parts.append({
-                **{name: value[rows][hit] for name, value in state.items()},
-                "action": action_CK[hit].to(torch.uint8),
-                "flags": pack_flags(accounts.mirrored()[rows], live_CK)[hit],
+                **{name: value[hit] for name, value in before.items()},
                 "reward": reward_C[hit], "discount": discount_C[hit],
-                **{f"next_{name}": value[hit] for name, value in after.items()},
+                **{f"next_{name}": value[hit] for name, value in copies.state().items()},
             })  # fmt: skip
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 

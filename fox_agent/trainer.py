@@ -241,9 +241,10 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(network.parameters(), train.gradient_clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        soft_update(self.target, network, self._tau())
+        tau = self._tau()
+        soft_update(self.target, network, tau)
         self.replay.update(index_B, result.priority_B)
-        self.support.step(result.terms["outside"], self._tau())
+        self.support.step(result.terms["outside"], tau)
         ranges = {"priority_max": result.priority_B.max(), "weight_min": weight_B.min()}
         self._averages.add({**result.terms, **ranges, "grad_norm": norm})
         if self.update_count % train.updates_per_epoch % 50 == 0:  # in every epoch, however short
@@ -340,7 +341,7 @@ class Trainer:
         metrics["valid_actions"] = [
             (np.bincount(decided[:, k], minlength=n) / max(1, len(decided))).tolist() for k, n in enumerate(BRANCHES)
         ]
-        if not torch.isfinite(torch.tensor(metrics["loss"])):
+        if not math.isfinite(metrics["loss"]):
             raise FloatingPointError(f"the loss of epoch {self.epoch} is {metrics['loss']}")
         metrics["verdict"] = verdict({k: v for k, v in metrics.items() if isinstance(v, float)})
         metrics["valid_t"] = record.edge_t  # not finite where there are too few sessions to tell

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fox_env import dynamics, metrics
-from fox_env.baselines import as_policy, oracle_policy, to_numpy
-from fox_env.engine import Engine, Game, game_of
+from fox_env.baselines import as_policy, oracle_policy
+from fox_env.engine import Engine, Game, game_of, to_numpy
 from fox_env.gym_env import as_market
 from fox_env.market import Market
 from fox_env.report import BacktestReport, iso_time, policy_figures

@@ -10,6 +10,7 @@ import numpy as np
 
 from fox_env import actions
 from fox_env.dynamics import Rules
+from fox_env.engine import to_numpy
 
 if TYPE_CHECKING:
     from fox_env.market import Market
@@ -178,11 +179,6 @@ def oracle_policy(market: Market, rules: Rules, spread_ticks: float) -> OraclePo
         return OraclePolicy(solve(market.truth, rules, spread_ticks), market)
     except ValueError:
         return None
-
-
-def to_numpy(array: Any) -> np.ndarray:
-    """A numpy array of numbers or of a torch tensor on any device."""
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
 def _is_discrete(space: Any) -> bool:

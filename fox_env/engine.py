@@ -13,6 +13,7 @@ import zlib
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -458,6 +459,10 @@ class Engine:
         # Ages are positive from the first reset on.
         if not mask.all() and (self.count[dynamics.AGE][self._upload(~mask)] == 0).any():
             raise ValueError("the reset leaves out accounts that have never been reset; reset all of them first")
+        self._restart(mask, given)
+
+    def _restart(self, mask: np.ndarray, given: np.ndarray) -> None:
+        """Start the masked accounts, at `given` where that is not negative, and write everybody's observation."""
         self._launch(
             1,
             (
@@ -479,15 +484,7 @@ class Engine:
 
     def observe(self) -> None:
         """Write `obs` from the accounts as they stand."""
-        none = np.zeros(self.num_envs, bool)
-        self._launch(
-            1,
-            (
-                self._upload(none), self._upload(none.astype(np.int32)), self.tape, self.table, self.fraction,
-                self.land, self.first, self.starts, self.mirror, self.keys, self.count, self.money, self.obs,
-                self.game.window, float(self.game.mirror_prob), self.rules,
-            ),
-        )  # fmt: skip
+        self._restart(np.zeros(self.num_envs, bool), np.full(self.num_envs, -1, np.int32))
 
     def step(self, actions: object) -> None:
         """Play one bar with `actions`, int32 [N, 4] on the engine's device, values in [0, 3) (not checked here)."""
@@ -503,7 +500,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, object]:
         """Copies of the arrays that the next step depends on."""
-        return {name: _copy(getattr(self, name)) for name in ("count", "money", "keys")}
+        return {name: copied(getattr(self, name)) for name in ("count", "money", "keys")}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore `state_dict`; the next steps are then those of the saved engine, bit for bit.
@@ -529,5 +526,11 @@ def _is_cuda(device: str) -> bool:
     return torch.device(device).type != "cpu"
 
 
-def _copy(array: object) -> object:
+def copied(array: Any) -> Any:
+    """A copy of an array of the engine, numpy or torch as it is."""
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """A numpy array of numbers or of a torch tensor on any device."""
+    return array.detach().cpu().numpy() if hasattr(array, "detach") else np.asarray(array)

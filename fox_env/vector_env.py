@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from fox_env import actions as act
 from fox_env import dynamics, rewards
-from fox_env.engine import SEED_LIMIT, Engine, game_of, observation_bounds
+from fox_env.engine import SEED_LIMIT, Engine, copied, game_of, observation_bounds, to_numpy
 from fox_env.gym_env import as_market, check_seed
 
 _MODES = {
@@ -146,9 +146,7 @@ class FoxESVectorEnv(VectorEnv):
         return act.parse_action_tensor(actions, self.num_envs, self.discrete)
 
     def _out(self, array: Any) -> Any:
-        if not self.copy:
-            return array
-        return array.clone() if self.engine.is_cuda else array.copy()
+        return copied(array) if self.copy else array
 
     def _step_infos(self) -> dict[str, Any]:
         infos = self._fields()
@@ -164,7 +162,7 @@ class FoxESVectorEnv(VectorEnv):
 
     def _fields(self) -> dict[str, Any]:
         """Infos of the last step, arrays of their own."""
-        flags, points = self._copy(self.engine.flags), self._copy(self.engine.points)
+        flags, points = copied(self.engine.flags), copied(self.engine.points)
         fields = {
             "ts": self._ts[flags[dynamics.OBSERVED]],
             "position": flags[dynamics.HELD],
@@ -178,7 +176,7 @@ class FoxESVectorEnv(VectorEnv):
             "rolled": flags[dynamics.ROLLED],
             "can_trade": flags[dynamics.CAN_TRADE] != 0,
         }
-        terms = self._copy(self.engine.terms) if self.game.is_shaped else ()
+        terms = copied(self.engine.terms) if self.game.is_shaped else ()
         fields["reward_terms"] = dict(zip(rewards.SHAPING_TERMS, terms, strict=False))
         return fields | {f"_{name}": self._all for name in fields}
 
@@ -191,35 +189,30 @@ class FoxESVectorEnv(VectorEnv):
         }  # fmt: skip
         infos = dict(infos)
         for name, value in fresh.items():
-            column = self._copy(infos[name])
+            column = copied(infos[name])
             column[mask] = value[mask] if name == "ts" else value
             infos[name] = column
-        infos["reward_terms"] = {name: self._copy(column) for name, column in infos["reward_terms"].items()}
+        infos["reward_terms"] = {name: copied(column) for name, column in infos["reward_terms"].items()}
         for column in infos["reward_terms"].values():
             column[mask] = 0.0
         return infos
 
     def _end_reasons(self, ended: Any) -> dict[str, Any]:
         reasons = np.full(self.num_envs, None, object)
-        end = self.engine.flags[dynamics.END]
-        end = end if isinstance(end, np.ndarray) else end.cpu().numpy()
+        end = to_numpy(self.engine.flags[dynamics.END])
         for index in np.flatnonzero(end):
             reasons[index] = dynamics.END_REASONS[end[index]]
         return {"end_reason": reasons, "_end_reason": ended}
 
     def _final_obs(self, ended: Any) -> np.ndarray:
         final = np.full(self.num_envs, None, object)
-        for index in np.flatnonzero(ended if isinstance(ended, np.ndarray) else ended.cpu().numpy()):
-            final[index] = self._copy(self.engine.final_obs[index])
+        for index in np.flatnonzero(to_numpy(ended)):
+            final[index] = copied(self.engine.final_obs[index])
         return final
-
-    @staticmethod
-    def _copy(array: Any) -> Any:
-        return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
     def action_masks(self) -> np.ndarray:
         """As `FoxES.action_masks`, bool [N, 12] ([N, 81] for the discrete game)."""
-        count = self.engine.count if not self.engine.is_cuda else self.engine.count.cpu().numpy()
+        count = to_numpy(self.engine.count)
         rules = self.engine.rules
         table = act.locked_masks(rules.max_contracts, self.discrete)
         masks = table[count[dynamics.MIRRORED], count[dynamics.POSITION] + rules.max_contracts]
