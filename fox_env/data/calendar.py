@@ -2,14 +2,18 @@
 
 A session is named by its trade date, the date on which it closes. It opens at 17:00 on the calendar day before and
 closes at 16:00, at 16:15 through 2015-09-18; through 2012-11-16 at 16:30 and on Fridays at 15:15. From 15:15 to 15:30
-trading halts, through 2021-06-25. Early closes: 12:00 on the holidays of the stock market, 12:15 on the days beside
-them, 08:15 on a Good Friday with a payroll report, 08:30 on days of mourning. No session at all: other Good Fridays,
-Christmas, New Year's Day. An early close shortens a session; trading resumes at 17:00 as the next trade date, which the
-exchange books together with the holiday and Fox counts as a session of its own.
+trading halts, through 2021-06-25. Early closes: 12:00 on the holidays of the stock market (10:30 through 2014-02-17),
+12:15 on the days beside them, 08:15 on a Good Friday with a payroll report, 08:30 on days of mourning, 08:15 on the two
+days of the storm of 2012. No session at all: other Good Fridays, Christmas, New Year's Day. An early close shortens a
+session; trading resumes at 17:00 as the next trade date, which the exchange books together with the holiday and Fox
+counts as a session of its own.
 
 Sources: the exchange's holiday notices as summarized by users of exchange_calendars and pandas_market_calendars,
-checked bar by bar against 5-minute data of 2014-12 to 2021-12 and 1-minute data of 2024-12 to 2025-12. Before 2014 the
-early closes are the same rules, unchecked. Unscheduled stops (limit halts, outages) end no session and are not in here.
+checked bar by bar against 5-minute data of 2014-12 to 2021-12 and 1-minute data of 2024-12 to 2025-12. The 10:30 closes
+are in the exchange's notices of Labor Day 2003 and 2007 and of Martin Luther King and Presidents Day 2006, in a
+broker's of July 4, 2013, and in the LEAN project's market-hours table, which has them from 2009 to 2014-02-17 and 12:00
+from 2014-05-26 on; the storm in the exchange's notice of 2012-10-29. No bars of those years were at hand. Unscheduled
+stops (limit halts, outages) end no session and are not in here.
 """
 
 from __future__ import annotations
@@ -31,7 +35,13 @@ _MINUTE_NS = 60_000_000_000
 _FOUR_THIRTY_UNTIL = dt.date(2012, 11, 16)
 _FOUR_FIFTEEN_UNTIL = dt.date(2015, 9, 18)
 _HALT_UNTIL = dt.date(2021, 6, 25)
-_MOURNING = (dt.date(2018, 12, 5), dt.date(2025, 1, 9))
+_NOON_FROM = dt.date(2014, 5, 26)
+_STOCKS_SHUT = {  # with the stock market, for the storm in New York and for days of mourning
+    dt.date(2012, 10, 29): (8, 15),
+    dt.date(2012, 10, 30): (8, 15),
+    dt.date(2018, 12, 5): (8, 30),
+    dt.date(2025, 1, 9): (8, 30),
+}
 _JUNETEENTH_FROM = 2022
 
 
@@ -120,16 +130,49 @@ def trade_dates(first_ns: int, last_ns: int, *, hours: str = "all") -> TradeDate
     return TradeDates(*(getattr(table, name)[rows] for name in ("date", "open", "close", "halt_start", "halt_end")))
 
 
+def trading_periods(*, hours: str = "all") -> tuple[np.ndarray, np.ndarray]:
+    """Open and close of every stretch of uninterrupted trading, int64 [P] UTC ns; a halt makes two of a session.
+
+    Raises:
+        ValueError: unknown `hours`.
+    """
+    return _table(hours)[1:3]
+
+
+def special_days(first: dt.date, last: dt.date) -> list[tuple[dt.date, str]]:
+    """Weekdays from `first` to `last`, both included, that have no session or an early close.
+
+    Returns:
+        Trade date and ``"closed"`` or, in Chicago's clock time, such as ``"closes 12:00"``, in order.
+
+    Raises:
+        ValueError: dates outside the table's years.
+    """
+    for day in (first, last):
+        if not FIRST_YEAR <= day.year <= LAST_YEAR:
+            raise ValueError(f"{day} lies outside the session calendar, which covers {FIRST_YEAR} to {LAST_YEAR}")
+    return [
+        (day, "closed" if closing is None else "closes {:02d}:{:02d}".format(*closing))
+        for year in range(first.year, last.year + 1)
+        for day, closing in sorted(_short_days(year).items())
+        if first <= day <= last and day.weekday() < 5 and day.year == year
+    ]
+
+
+def third_friday(year: int, month: int) -> dt.date:
+    """The third Friday of the month, on which quarterly contracts expire unless it is a holiday."""
+    return _nth(year, month, 4, 3)
+
+
 def expiration_ns(year: int, month: int) -> int:
     """UTC nanoseconds at which the contract of that month stops trading.
 
     08:30 on the third Friday, or on the business day before where the stock market keeps a holiday on that Friday.
     """
-    first = dt.date(year, month, 1)
-    day = first + _DAY * ((4 - first.weekday()) % 7 + 14)
+    day = third_friday(year, month)
     if day == _easter(year) - 2 * _DAY or (year >= _JUNETEENTH_FROM and day == _observed(dt.date(year, 6, 19))):
         day -= _DAY
-    return _ns(day, 8, 30)
+    return clock_ns(day, 8, 30)
 
 
 @lru_cache(maxsize=len(HOURS))
@@ -146,10 +189,10 @@ def _table(hours: str) -> tuple[TradeDates, np.ndarray, np.ndarray, np.ndarray]:
             if closing is not None and hours == "rth":
                 closing = min(closing, (15, 0))
             if closing is not None and (hours == "all" or closing > (8, 30)):
-                opens = _ns(day - _DAY, 17, 0) if hours == "all" else _ns(day, 8, 30)
-                closes = _ns(day, *closing)
+                opens = clock_ns(day - _DAY, 17, 0) if hours == "all" else clock_ns(day, 8, 30)
+                closes = clock_ns(day, *closing)
                 halted = day <= _HALT_UNTIL and closing > (15, 30)
-                halt = (_ns(day, 15, 15), _ns(day, 15, 30)) if halted else (closes, closes)
+                halt = (clock_ns(day, 15, 15), clock_ns(day, 15, 30)) if halted else (closes, closes)
                 periods.append((opens, halt[0], len(rows)))
                 if halted:
                     periods.append((halt[1], closes, len(rows)))
@@ -171,7 +214,7 @@ def _short_days(year: int) -> dict[dt.date, tuple[int, int] | None]:
     thanksgiving = _nth(year, 11, 3, 4)
     independence = dt.date(year, 7, 4)
     christmas = dt.date(year, 12, 25)
-    noon = [
+    holidays = [
         _nth(year, 1, 0, 3),  # Martin Luther King
         _nth(year, 2, 0, 3),  # Presidents
         dt.date(year, 5, 31) - _DAY * dt.date(year, 5, 31).weekday(),  # Memorial
@@ -180,8 +223,8 @@ def _short_days(year: int) -> dict[dt.date, tuple[int, int] | None]:
         thanksgiving,
     ]
     if year >= _JUNETEENTH_FROM:
-        noon.append(_observed(dt.date(year, 6, 19)))
-    days: dict[dt.date, tuple[int, int] | None] = dict.fromkeys(noon, (12, 0))
+        holidays.append(_observed(dt.date(year, 6, 19)))
+    days: dict[dt.date, tuple[int, int] | None] = {day: (12, 0) if day >= _NOON_FROM else (10, 30) for day in holidays}
     days[thanksgiving + _DAY] = (12, 15)
     if independence.weekday() in (1, 2, 3, 4):  # July 3 is the weekday before a holiday kept on its own date
         days[independence - _DAY] = (12, 15)
@@ -190,7 +233,7 @@ def _short_days(year: int) -> dict[dt.date, tuple[int, int] | None]:
     days[_observed(dt.date(year, 1, 1))] = None  # of a Saturday: a day of the year before, which does not keep it
     # The payroll report comes out on the first Friday of a month; on that Good Friday futures trade until 08:15.
     days[good_friday] = (8, 15) if good_friday.day <= 7 and good_friday.month == 4 else None
-    days.update((day, (8, 30)) for day in _MOURNING if day.year == year)
+    days.update((day, closing) for day, closing in _STOCKS_SHUT.items() if day.year == year)
     return days
 
 
@@ -214,7 +257,7 @@ def _easter(year: int) -> dt.date:
     return dt.date(year, 3, 22) + _DAY * days
 
 
-def _ns(day: dt.date, hour: int, minute: int) -> int:
+def clock_ns(day: dt.date, hour: int, minute: int) -> int:
     """UTC nanoseconds of a Chicago clock time; no opening or close falls into a switch of daylight saving time."""
     seconds = dt.datetime(day.year, day.month, day.day, hour, minute, tzinfo=CHICAGO).timestamp()
     return int(seconds) * 1_000_000_000

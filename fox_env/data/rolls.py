@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fox_env.data.bars import Bars
-from fox_env.data.calendar import expiration_ns, sessions
+from fox_env.data.calendar import expiration_ns, sessions, third_friday
 
 HISTORY_BARS = 5_000
 """Bars kept of a contract before it became the front, for the features to warm up on."""
 
-ROLL_RULES = ("volume",)
+ROLL_RULES = ("volume", "calendar", "expiry")
 
 _NAME = re.compile(r"([A-Z0-9]+?)([HMUZ])(\d{1,2})")
 _MONTH = {"H": 3, "M": 6, "U": 9, "Z": 12}
 _LISTED_YEARS = 6  # ES is listed five years ahead
+_EPOCH = dt.date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,28 @@ class Segment:
 
 @dataclass(frozen=True)
 class Outright:
-    """A quarterly futures contract as its name tells it: root symbol, name with a two-digit year, expiry in UTC ns."""
+    """A quarterly futures contract as its name tells it.
+
+    Args:
+        root: root symbol.
+        name: with a two-digit year.
+        expiry: UTC nanoseconds.
+        roll: the exchange's roll date, see `roll_date`.
+    """
 
     root: str
     name: str
     expiry: int
+    roll: dt.date
+
+
+def roll_date(year: int, month: int) -> dt.date:
+    """The exchange's roll date of the contract of that month: from this trade date on the next contract is the lead.
+
+    The Thursday eight days before the third Friday; from June 2022 on the Monday before it. A holiday that moves the
+    expiry does not move the roll.
+    """
+    return third_friday(year, month) - dt.timedelta(4 if (year, month) >= (2022, 6) else 8)
 
 
 def outright(name: str, near: int | None = None) -> Outright | None:
@@ -74,21 +92,26 @@ def outright(name: str, near: int | None = None) -> Outright | None:
             year += 10
         if year - now > _LISTED_YEARS:
             year -= 10
-    return Outright(root, f"{root}{letter}{year % 100:02d}", expiration_ns(year, month))
+    return Outright(root, f"{root}{letter}{year % 100:02d}", expiration_ns(year, month), roll_date(year, month))
 
 
 def chain(contracts: dict[str, Bars], *, rule: str = "volume", quality: dict[str, int | str]) -> list[Segment]:
     """The front contract of each session, causally.
 
-    The first session takes the nearest contract that trades in it. Every later one takes the contract that had the
-    largest volume in the session before, the present front where that is a tie, and never an earlier expiry than the
-    present front. A contract without bars in the session is passed over: the present front stays if it has bars, else
-    the next expiry that has them takes over. A roll thus happens between two sessions. Rows that begin at or after the
-    contract's expiry are dropped.
+    Each session takes the contract that the rule names:
+
+    - ``"volume"``: the one that had the largest volume in the session before, the present front where that is a tie;
+    - ``"calendar"``: the nearest one whose `roll_date` comes after the session's trade date;
+    - ``"expiry"``: the present front, as long as it trades.
+
+    It never takes an earlier expiry than the present front. A contract without bars in the session is passed over: the
+    present front stays if it has bars, else the next expiry that has them takes over; so the first session takes the
+    nearest contract that trades in it, or a later one that the calendar names. A roll thus happens between two
+    sessions. Rows that begin at or after the contract's expiry are dropped.
 
     Args:
-        contracts: bars by contract name with a two-digit year, each in time order.
-        rule: ``"volume"``.
+        contracts: bars by contract name with a two-digit year, each in time order; their lengths may differ.
+        rule: one of `ROLL_RULES`.
         quality: counts are added to ``rows_after_expiry``, ``rows_behind_front`` (in sessions in which only contracts
             nearer than the front have bars), ``contracts``, ``contracts_never_front``, ``rolls`` and
             ``rolls_unmeasured``.
@@ -122,13 +145,19 @@ def chain(contracts: dict[str, Bars], *, rule: str = "volume", quality: dict[str
         total = np.concatenate([[0.0], np.cumsum(bars.volume)])
         volume[k] = total[end_row[k]] - total[first_row[k]]
 
+    roll_days = np.array([(contract.roll - _EPOCH).days for contract, _ in listed])
+    scheduled = np.searchsorted(roll_days, days, side="right")  # as many contracts have rolled
+
     runs: list[list[int]] = []  # contract, first session, last session
     front = 0
     for day in range(len(days)):
-        if day:
-            largest = front + int(np.argmax(volume[front:, day - 1]))
-            if volume[largest, day - 1] > volume[front, day - 1] and has_bars[largest, day]:
-                front = largest
+        named = front
+        if rule == "calendar":
+            named = min(max(front, int(scheduled[day])), len(listed) - 1)
+        elif rule == "volume" and day:
+            named = front + int(np.argmax(volume[front:, day - 1]))  # the first of equals
+        if has_bars[named, day]:
+            front = named
         if not has_bars[front, day]:
             later = np.flatnonzero(has_bars[front:, day])
             if not len(later):
@@ -145,7 +174,7 @@ def chain(contracts: dict[str, Bars], *, rule: str = "volume", quality: dict[str
         contract, bars = listed[k]
         first = first_row[k, first_day]
         begin = max(0, first - HISTORY_BARS)
-        gap = _gap(segments[-1].bars, bars) if segments else 0.0
+        gap = measure_gap(segments[-1].bars, bars) if segments else 0.0
         segments.append(Segment(contract.name, bars.take(slice(begin, end_row[k, last_day])), int(first - begin), gap))
     _add(quality, "contracts", len(contracts))
     _add(quality, "contracts_never_front", len(contracts) - len(segments))
@@ -171,7 +200,7 @@ def count_rolls(segments: list[Segment], quality: dict[str, int | str]) -> None:
     _add(quality, "rolls_unmeasured", sum(bool(np.isnan(segment.gap)) for segment in segments))
 
 
-def _gap(old: Bars, new: Bars) -> float:
+def measure_gap(old: Bars, new: Bars) -> float:
     """The new contract's last price at or before the old one's last close, of the same session, less that close."""
     row = int(np.searchsorted(new.ts, old.ts[-1], side="right")) - 1
     if row < 0:

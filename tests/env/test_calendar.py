@@ -53,6 +53,15 @@ def bars(first: str, last: str, minutes: int = 5):
         ("2015-04-03", "2015-04-02 17:00", "2015-04-03 08:15"),
         ("2021-04-02", "2021-04-01 17:00", "2021-04-02 08:15"),
         ("2023-04-07", "2023-04-06 17:00", "2023-04-07 08:15"),
+        ("2010-04-02", "2010-04-01 17:00", "2010-04-02 08:15"),
+        ("2012-10-29", "2012-10-28 17:00", "2012-10-29 08:15"),  # the storm in New York
+        ("2012-10-30", "2012-10-29 17:00", "2012-10-30 08:15"),
+        ("2012-10-31", "2012-10-30 17:00", "2012-10-31 16:30"),
+        ("2013-07-04", "2013-07-03 17:00", "2013-07-04 10:30"),  # holidays of the stock market until 2014-02
+        ("2013-07-03", "2013-07-02 17:00", "2013-07-03 12:15"),
+        ("2011-09-05", "2011-09-04 17:00", "2011-09-05 10:30"),
+        ("2014-02-17", "2014-02-16 17:00", "2014-02-17 10:30"),
+        ("2014-05-26", "2014-05-25 17:00", "2014-05-26 12:00"),
         ("2018-12-05", "2018-12-04 17:00", "2018-12-05 08:30"),
         ("2025-01-09", "2025-01-08 17:00", "2025-01-09 08:30"),
         ("2018-12-06", "2018-12-05 17:00", "2018-12-06 16:00"),
@@ -174,6 +183,73 @@ def test_clock_changes(dates, utc_opens):
         assert table.close[0] - table.open[0] == 23 * HOUR
 
 
+def test_a_year_with_both_switches():
+    # 2021: Chicago is UTC - 6 until March 14 and from November 7 on, UTC - 5 between; 17:00 opens, 16:00 closes. The
+    # opening and close of Friday, of Monday after the switch, and of a later one, with Europe switched too.
+    for date, opens, closes in (
+        ("2021-03-12", "2021-03-11 23:00", "2021-03-12 22:00"),
+        ("2021-03-15", "2021-03-14 22:00", "2021-03-15 21:00"),
+        ("2021-03-29", "2021-03-28 22:00", "2021-03-29 21:00"),
+        ("2021-11-05", "2021-11-04 22:00", "2021-11-05 21:00"),
+        ("2021-11-08", "2021-11-07 23:00", "2021-11-08 22:00"),
+        ("2021-11-15", "2021-11-14 23:00", "2021-11-15 22:00"),
+    ):
+        opening, close = ns(opens, dt.UTC), ns(closes, dt.UTC)
+        start = np.array([opening - MINUTE, opening, close - MINUTE, close])
+        got = calendar.sessions(start, start + MINUTE)
+        assert got.is_open.tolist() == [False, True, True, False], date
+        assert got.session[1:].tolist() == [day_number(date)] * 3
+        assert got.minutes_left.tolist()[1:] == [23 * 60 - 1, 0, 0]
+        # The halt of March, 15:15 to 15:30 in Chicago, was over in November.
+        table = calendar.trade_dates(opening, close)
+        assert (table.halt_end - table.halt_start).tolist() == [15 * MINUTE if date < "2021-06-26" else 0]
+        assert table.halt_start[0] == close - (45 * MINUTE if date < "2021-06-26" else 0)
+
+
+def test_special_days():
+    def text(first, last):
+        days = calendar.special_days(dt.date.fromisoformat(first), dt.date.fromisoformat(last))
+        return [f"{day} {what}" for day, what in days]
+
+    assert text("2021-01-01", "2021-12-31") == [
+        "2021-01-01 closed", "2021-01-18 closes 12:00", "2021-02-15 closes 12:00", "2021-04-02 closes 08:15",
+        "2021-05-31 closes 12:00", "2021-07-05 closes 12:00", "2021-09-06 closes 12:00", "2021-11-25 closes 12:00",
+        "2021-11-26 closes 12:15", "2021-12-24 closed",
+    ]  # fmt: skip
+    # Both ends belong to the range; a Saturday's New Year (2022) is no weekday without a session.
+    assert text("2021-11-25", "2021-11-26") == ["2021-11-25 closes 12:00", "2021-11-26 closes 12:15"]
+    assert text("2021-11-26", "2021-11-25") == []
+    assert text("2021-12-25", "2022-01-14") == []
+    assert text("2012-10-20", "2012-10-31") == ["2012-10-29 closes 08:15", "2012-10-30 closes 08:15"]
+    with pytest.raises(ValueError, match="2036-01-01 lies outside the session calendar, which covers 2008 to 2035"):
+        calendar.special_days(dt.date(2020, 1, 1), dt.date(2036, 1, 1))
+
+
+def test_special_days_are_what_the_table_lacks():
+    special = dict(calendar.special_days(dt.date(2008, 1, 1), dt.date(2035, 12, 31)))
+    table = calendar.trade_dates(-(2**62), 2**62)
+    closes = {EPOCH + dt.timedelta(int(d)): clock(c)[-5:] for d, c in zip(table.date, table.close, strict=True)}
+    day = dt.date(2008, 1, 1)
+    while day.year < 2036:
+        if day.weekday() < 5:
+            expected = f"closes {closes[day]}" if closes.get(day, "closed") < "15:15" else "closed"
+            assert special.get(day) == (expected if day not in closes or closes[day] < "15:15" else None), day
+        day += dt.timedelta(1)
+    assert all(day.weekday() < 5 for day in special)
+
+
+def test_trading_periods():
+    opens, closes = calendar.trading_periods()
+    assert np.all(opens[1:] >= closes[:-1])
+    assert np.all(closes > opens)
+    first = int(np.searchsorted(opens, ns("2021-06-24 17:00")))
+    assert [(clock(o), clock(c)) for o, c in zip(opens[first : first + 3], closes[first : first + 3], strict=True)] == [
+        ("2021-06-24 17:00", "2021-06-25 15:15"),
+        ("2021-06-25 15:30", "2021-06-25 16:00"),
+        ("2021-06-27 17:00", "2021-06-28 16:00"),
+    ]
+
+
 def test_rth():
     assert one_date("2020-01-21", "rth") == ("2020-01-21 08:30", "2020-01-21 15:00")
     assert one_date("2020-01-20", "rth") == ("2020-01-20 08:30", "2020-01-20 12:00")
@@ -243,27 +319,45 @@ def test_against_a_slow_reading_of_the_table(minute, count, length, hours):
     assert np.all(np.diff(got.session) >= 0)
 
 
-# Cross-checks. What each library has otherwise, date by date, 2012 to 2026.
+# Cross-checks, 2008 to 2035: what each library has otherwise, date by date or by a rule that is stated.
 
-PAYROLL_GOOD_FRIDAYS = ["2012-04-06", "2015-04-03", "2021-04-02", "2023-04-07", "2026-04-03"]
+PAYROLL_GOOD_FRIDAYS = [
+    "2010-04-02", "2012-04-06", "2015-04-03", "2021-04-02", "2023-04-07", "2026-04-03", "2034-04-07",
+]  # fmt: skip
+STORM = ["2012-10-29", "2012-10-30"]
 MOURNING = ["2018-12-05", "2025-01-09"]
-JUNETEENTH = ["2022-06-20", "2023-06-19", "2024-06-19", "2025-06-19", "2026-06-19"]
+JUNETEENTH = [
+    "2022-06-20", "2023-06-19", "2024-06-19", "2025-06-19", "2026-06-19", "2027-06-18", "2028-06-19", "2029-06-19",
+    "2030-06-19", "2031-06-19", "2032-06-18", "2033-06-20", "2034-06-19", "2035-06-19",
+]  # fmt: skip
 BEFORE_INDEPENDENCE = [
-    "2012-07-03", "2013-07-03", "2014-07-03", "2017-07-03", "2018-07-03", "2019-07-03", "2023-07-03", "2024-07-03",
-    "2025-07-03",
+    "2008-07-03", "2012-07-03", "2013-07-03", "2014-07-03", "2017-07-03", "2018-07-03", "2019-07-03", "2023-07-03",
+    "2024-07-03", "2025-07-03", "2028-07-03", "2029-07-03", "2030-07-03", "2031-07-03", "2034-07-03", "2035-07-03",
 ]  # fmt: skip
 AFTER_THANKSGIVING = [
-    "2012-11-23", "2013-11-29", "2014-11-28", "2015-11-27", "2016-11-25", "2017-11-24", "2018-11-23", "2019-11-29",
-    "2020-11-27", "2021-11-26", "2022-11-25", "2023-11-24", "2024-11-29", "2025-11-28", "2026-11-27",
+    "2008-11-28", "2009-11-27", "2010-11-26", "2011-11-25", "2012-11-23", "2013-11-29", "2014-11-28", "2015-11-27",
+    "2016-11-25", "2017-11-24", "2018-11-23", "2019-11-29", "2020-11-27", "2021-11-26", "2022-11-25", "2023-11-24",
+    "2024-11-29", "2025-11-28", "2026-11-27", "2027-11-26", "2028-11-24", "2029-11-23", "2030-11-29", "2031-11-28",
+    "2032-11-26", "2033-11-25", "2034-11-24", "2035-11-23",
 ]  # fmt: skip
 CHRISTMAS_EVE = [
-    "2012-12-24", "2013-12-24", "2014-12-24", "2015-12-24", "2018-12-24", "2019-12-24", "2020-12-24", "2024-12-24",
-    "2025-12-24", "2026-12-24",
+    "2008-12-24", "2009-12-24", "2012-12-24", "2013-12-24", "2014-12-24", "2015-12-24", "2018-12-24", "2019-12-24",
+    "2020-12-24", "2024-12-24", "2025-12-24", "2026-12-24", "2029-12-24", "2030-12-24", "2031-12-24", "2035-12-24",
+]  # fmt: skip
+UNTIL_2014 = [
+    f"{year}-{day}"
+    for year, days in {
+        2008: "01-21 02-18 05-26 07-04 09-01 11-27", 2009: "01-19 02-16 05-25 07-03 09-07 11-26",
+        2010: "01-18 02-15 05-31 07-05 09-06 11-25", 2011: "01-17 02-21 05-30 07-04 09-05 11-24",
+        2012: "01-16 02-20 05-28 07-04 09-03 11-22", 2013: "01-21 02-18 05-27 07-04 09-02 11-28",
+        2014: "01-20 02-17",
+    }.items()
+    for day in days.split()
 ]  # fmt: skip
 
 
-def closes_2012_to_2026() -> dict[str, str]:
-    table = calendar.trade_dates(ns("2012-01-02 17:00"), ns("2027-01-01 00:00"))
+def our_closes() -> dict[str, str]:
+    table = calendar.trade_dates(-(2**62), 2**62)
     return {str(EPOCH + dt.timedelta(int(d))): clock(c)[-5:] for d, c in zip(table.date, table.close, strict=True)}
 
 
@@ -272,32 +366,51 @@ def library_closes(closes) -> dict[str, str]:
     return dict(zip(closes.index.strftime("%Y-%m-%d"), local.dt.strftime("%H:%M"), strict=True))
 
 
+def differences(theirs: dict[str, str], ours: dict[str, str]) -> dict[tuple[str, str], list[str]]:
+    """Dates of each pair of closing times, theirs and ours, that are not the same."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for date in sorted(set(theirs) & set(ours)):
+        if theirs[date] != ours[date]:
+            found.setdefault((theirs[date], ours[date]), []).append(date)
+    return found
+
+
 def test_cross_check_exchange_calendars():
-    library = pytest.importorskip("exchange_calendars").get_calendar("CMES", start="2012-01-01", end="2026-12-31")
-    theirs, ours = library_closes(library.schedule["close"]), closes_2012_to_2026()
+    library = pytest.importorskip("exchange_calendars").get_calendar("CMES", start="2008-01-01", end="2035-12-31")
+    theirs, ours = library_closes(library.schedule["close"]), our_closes()
     assert set(theirs) - set(ours) == set()
     # It drops days that traded.
     assert sorted(set(ours) - set(theirs)) == sorted(PAYROLL_GOOD_FRIDAYS + MOURNING)
+    found = differences(theirs, ours)
     # Its full days end at 17:00, with the maintenance break inside.
-    differing = {date for date in theirs if theirs[date] != ours[date] and theirs[date] != "17:00"}
-    assert differing == set(AFTER_THANKSGIVING + CHRISTMAS_EVE)  # it has 12:00 for 12:15
-    missing_early_close = {date for date in theirs if theirs[date] == "17:00" and ours[date] < "15:15"}
-    assert missing_early_close == set(JUNETEENTH + BEFORE_INDEPENDENCE)
+    for full in ("15:15", "16:00", "16:15", "16:30"):
+        del found["17:00", full]
+    assert found == {
+        ("12:00", "12:15"): sorted(AFTER_THANKSGIVING + CHRISTMAS_EVE),
+        ("12:00", "10:30"): UNTIL_2014,
+        ("17:00", "12:15"): BEFORE_INDEPENDENCE,
+        ("17:00", "12:00"): JUNETEENTH,
+        ("17:00", "08:15"): STORM,
+    }
 
 
 def test_cross_check_pandas_market_calendars():
     library = pytest.importorskip("pandas_market_calendars").get_calendar("CME_Equity")
-    theirs, ours = library_closes(library.schedule("2012-01-01", "2026-12-31")["market_close"]), closes_2012_to_2026()
+    theirs, ours = library_closes(library.schedule("2008-01-01", "2035-12-31")["market_close"]), our_closes()
     assert sorted(set(ours) - set(theirs)) == MOURNING
-    # It has early closes on Good Fridays without a payroll report, when nothing traded.
-    assert sorted(set(theirs) - set(ours)) == ["2024-03-29", "2025-04-18"]
-    differing = {date for date in set(theirs) & set(ours) if theirs[date] != ours[date]}
-    quarter_past = set(BEFORE_INDEPENDENCE + AFTER_THANKSGIVING + CHRISTMAS_EVE)  # it has 12:00 for 12:15
-    assert quarter_past <= differing
-    # Its trade date ends at 15:15 through 2012-11-16; the 15:30 to 16:30 trading that followed is ours.
-    old_days = {date for date in differing - quarter_past if date <= "2012-11-16"}
-    assert {(theirs[date], ours[date]) for date in old_days} == {("15:15", "16:30")}
-    # It has 16:00 before 2015-09-21 too.
-    late_days = differing - quarter_past - old_days
-    assert {(theirs[date], ours[date]) for date in late_days} == {("16:00", "16:15")}
-    assert (min(late_days), max(late_days)) == ("2012-11-19", "2015-09-18")
+    # It has early closes on Good Fridays without a payroll report, when nothing trades, from 2024 on.
+    assert sorted(set(theirs) - set(ours)) == [
+        "2024-03-29", "2025-04-18", "2027-03-26", "2028-04-14", "2029-03-30", "2030-04-19", "2031-04-11", "2032-03-26",
+        "2033-04-15", "2035-03-23",
+    ]  # fmt: skip
+    found = differences(theirs, ours)
+    # Its trade date ends at 15:15 through 2012-11-16; the 15:30 to 16:30 trading that followed is ours. It has 16:00
+    # before 2015-09-21 too.
+    half_past, quarter_past = found.pop(("15:15", "16:30")), found.pop(("16:00", "16:15"))
+    assert (half_past[0], half_past[-1]) == ("2008-01-02", "2012-11-15")
+    assert (quarter_past[0], quarter_past[-1]) == ("2012-11-19", "2015-09-18")
+    assert found == {
+        ("12:00", "12:15"): sorted(BEFORE_INDEPENDENCE + AFTER_THANKSGIVING + CHRISTMAS_EVE),
+        ("12:00", "10:30"): UNTIL_2014,
+        ("15:15", "08:15"): STORM,
+    }
