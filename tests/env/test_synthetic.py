@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 
@@ -12,8 +13,23 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fox_env.data import synthetic
-from fox_env.data.calendar import CHICAGO, sessions
-from fox_env.data.synthetic import DISTRACTORS, KINDS, PLANTED_STATE, Truth, synthetic_bars, synthetic_market
+from fox_env.data.bars import Bars, interval_ns
+from fox_env.data.calendar import CHICAGO, expiration_ns, sessions
+from fox_env.data.dbn_write import book_levels
+from fox_env.data.synthetic import (
+    DISTRACTORS,
+    KINDS,
+    PLANTED_STATE,
+    Truth,
+    books_from_bars,
+    synthetic_bars,
+    synthetic_books,
+    synthetic_contracts,
+    synthetic_market,
+    synthetic_ticks,
+    ticks_from_bars,
+    traded_volume,
+)
 from fox_env.oracle import lattice_law
 
 LATTICE = ("planted", "planted_noisy", "martingale")
@@ -171,9 +187,6 @@ def test_chunks_leave_no_seam(monkeypatch):
     for state, drift in enumerate(truth.drifts):
         after = move[1:][truth.state[:-1] == state]
         assert abs(after.mean() - drift) < 4 / np.sqrt(len(after))  # .0063
-    parts = synthetic_bars("garch", 5_000, seed=2).bars.close
-    monkeypatch.setattr(synthetic, "_CHUNK", 997)
-    np.testing.assert_array_equal(synthetic_bars("garch", 5_000, seed=2).bars.close, parts)
     np.testing.assert_array_equal(synthetic_bars("planted", 300_000, interval="1s").bars.start, bars.start[:300_000])
 
 
@@ -323,3 +336,258 @@ def test_synthetic_market_carries_truth_and_features():
     assert synthetic_market("garch", 500).truth is None
     with pytest.raises(ValueError, match="nonsense"):
         synthetic_market("planted", 500, features=["nonsense"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "digest"),
+    [
+        ("planted", "2f25d75a1daf1ea2"),
+        ("planted_noisy", "9e93557172049772"),
+        ("martingale", "3580d4eab05fad1f"),
+        ("garch", "04b0d38141d71419"),
+    ],
+)
+def test_the_bars_of_known_arguments_never_change(made, kind, digest):
+    whole = hashlib.sha256()
+    for bars in (made[kind].bars, synthetic_bars(kind, 3_000, 7, interval="1d", start="2012-03-05").bars):
+        for column in (
+            bars.start,
+            *map(ticks, (bars.open, bars.high, bars.low, bars.close)),
+            bars.volume.astype(np.int64),
+        ):
+            whole.update(column.astype("<i8").tobytes())
+        for name in sorted(bars.extra):
+            whole.update(np.rint(bars.extra[name] * 1e6).astype("<i8").tobytes())
+    assert whole.hexdigest()[:16] == digest
+
+
+def test_chunks_change_nothing_but_the_lattice_paths(monkeypatch):
+    plain = synthetic_bars("garch", 5_000, seed=2)
+    monkeypatch.setattr(synthetic, "_CHUNK", 997)
+    parts = synthetic_bars("garch", 5_000, seed=2)
+    for name in ("start", "ts", "open", "high", "low", "close", "volume"):
+        np.testing.assert_array_equal(getattr(parts.bars, name), getattr(plain.bars, name))
+    states = synthetic_bars("planted", 5_000, seed=2)
+    monkeypatch.setattr(synthetic, "_CHUNK", 1_001)
+    for name, column in synthetic_bars("planted", 5_000, seed=2).bars.extra.items():
+        np.testing.assert_array_equal(column, states.bars.extra[name])
+
+
+def slow_bars(trades, length):
+    """Bars of trades by ts_recv, one trade at a time: {start: [open, high, low, close, volume]}."""
+    bars = {}
+    for ts, price, size in zip(*(trades[name].tolist() for name in ("ts_recv", "price", "size")), strict=True):
+        start = ts - ts % length
+        if start not in bars:
+            bars[start] = [price / 1e9, price / 1e9, price / 1e9, price / 1e9, 0]
+        bar = bars[start]
+        bar[1], bar[2], bar[3], bar[4] = max(bar[1], price / 1e9), min(bar[2], price / 1e9), price / 1e9, bar[4] + size
+    return bars
+
+
+def assert_trades_make(trades, bars, length):
+    got = slow_bars(trades, length)
+    columns = (bars.open, bars.high, bars.low, bars.close, traded_volume(bars))
+    expected = {
+        start: list(row)
+        for start, *row in zip(bars.start.tolist(), *(column.tolist() for column in columns), strict=True)
+    }
+    assert got == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("interval", "count"), [("1s", 5_000), ("1m", 4_500), ("5m", 600), ("1h", 300), ("1d", 60)])
+def test_trades_make_up_the_bars(kind, interval, count):
+    arguments = {"interval": interval, "start": "2021-03-31"}  # the afternoon halt, Good Friday until 08:15, a weekend
+    bars = synthetic_bars(kind, count, 4, **arguments).bars
+    trades = np.concatenate(list(synthetic_ticks(kind, count, 4, **arguments)))
+    assert_trades_make(trades, bars, interval_ns(interval))
+    if interval != "1s":
+        np.testing.assert_array_equal(traded_volume(bars), bars.volume)
+        assert len(trades) == 17 * count  # the open and sixteen steps
+    ts, event = trades["ts_recv"].astype(np.int64), trades["ts_event"].astype(np.int64)
+    assert (np.diff(ts) > 0).all()
+    assert (ts % 2 == 1).all()
+    assert (ts - event >= 80_000).all()
+    assert (ts - event < 300_000).all()
+    assert sessions(ts, ts + 1).is_open.all()
+    assert (trades["size"] >= 1).all()
+    # The tick rule: the aggressor by the last change of price.
+    price, buys = trades["price"].tolist(), (trades["side"] == b"B").tolist()
+    assert set(np.unique(trades["side"])) == {b"A", b"B"}
+    assert buys[0]
+    for k in range(1, len(price)):
+        assert buys[k] == (price[k] > price[k - 1] if price[k] != price[k - 1] else buys[k - 1])
+
+
+def test_a_lattice_bar_trades_its_own_path():
+    bars = synthetic_bars("planted", 500, 9).bars
+    trades = np.concatenate(list(synthetic_ticks("planted", 500, 9)))
+    path = (trades["price"] / 250_000_000).astype(int).reshape(500, 17)
+    assert (np.abs(np.diff(path, axis=1)) == 1).all()
+    np.testing.assert_array_equal(path[:, 0], ticks(bars.open))
+
+
+def test_trades_with_fewer_contracts_than_steps_keep_the_extremes():
+    bars = synthetic_bars("planted", 20_000, 2, interval="1s").bars
+    trades = np.concatenate(list(synthetic_ticks("planted", 20_000, 2, interval="1s")))
+    count = np.unique(trades["ts_recv"] // 10**9, return_counts=True)[1]
+    np.testing.assert_array_equal(count, np.minimum(traded_volume(bars), 17))
+    raised = traded_volume(bars) != bars.volume
+    assert 0.02 < raised.mean() < 0.08
+    assert traded_volume(bars)[raised].max() <= 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_bars_and_volumes_have_their_trades(data):
+    n = data.draw(st.integers(1, 6))
+    column = st.lists(st.integers(0, 40), min_size=n, max_size=n)
+    four = np.sort(np.array([data.draw(column) for _ in range(4)]), axis=0)
+    swap = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    low, one, two, high = (4_000.0 + 0.25 * row for row in four)
+    volume = np.array(data.draw(st.lists(st.integers(1, 30) | st.integers(1, 4_000_000_000), min_size=n, max_size=n)))
+    start = 1_709_562_600_000_000_000 + 60_000_000_000 * np.arange(n)
+    bars = Bars(
+        start,
+        start + 60_000_000_000,
+        np.where(swap, two, one),
+        high,
+        low,
+        np.where(swap, one, two),
+        volume.astype(float),
+    )
+    seed = data.draw(st.integers(0, 5))
+    trades = np.concatenate(list(ticks_from_bars(bars, seed)))
+    assert_trades_make(trades, bars, 60_000_000_000)
+    assert (traded_volume(bars)[volume >= 4] == volume[volume >= 4]).all()
+    # Contracts that cannot be divided among many trades go to at most seventeen.
+    assert len(trades) <= 17 * n
+    books = np.concatenate(list(books_from_bars(bars, seed)))
+    same = books[books["action"] == b"T"]
+    for name in ("ts_recv", "ts_event", "price", "size", "side"):
+        np.testing.assert_array_equal(same[name], trades[name])
+
+
+def test_ticks_of_bars_off_the_tick_are_refused():
+    bars = synthetic_bars("garch", 5).bars
+    bars.close[3] = 4_000.1
+    with pytest.raises(ValueError, match=r"close is 4000\.1, expected a multiple of 0\.25"):
+        list(ticks_from_bars(bars))
+
+
+@pytest.mark.parametrize("draw", [synthetic_ticks, synthetic_books])
+def test_ticks_repeat_themselves_and_name_bad_arguments_at_once(draw):
+    one, two = (np.concatenate(list(draw("garch", 200, 3))) for _ in range(2))
+    assert one.tobytes() == two.tobytes()
+    other = np.concatenate(list(draw("garch", 200, 4)))
+    assert one.tobytes() != other.tobytes()
+    with pytest.raises(ValueError, match="kind 'noise' is unknown"):
+        draw("noise", 200)
+
+
+@pytest.mark.parametrize("kind", ["planted", "garch"])
+@pytest.mark.parametrize(("interval", "count"), [("1s", 400), ("5m", 400)])
+def test_every_book_follows_from_the_one_before(kind, interval, count):
+    bars = synthetic_bars(kind, count, 6, interval=interval, start="2024-03-08").bars
+    books = np.concatenate(list(synthetic_books(kind, count, 6, interval=interval, start="2024-03-08")))
+    ts = books["ts_recv"].astype(np.int64)
+    assert (np.diff(ts) >= 0).all()
+    assert sessions(ts, ts + 1).is_open.all()
+    assert_trades_make(books[books["action"] == b"T"], bars, interval_ns(interval))
+    levels = book_levels(books)
+    tick = 250_000_000
+    assert set(np.unique(levels["ask_px"][:, 0] - levels["bid_px"][:, 0])) == {tick, 2 * tick}
+    assert (np.diff(levels["ask_px"], axis=1) == tick).all()
+    assert (np.diff(levels["bid_px"], axis=1) == -tick).all()
+    for own in ("bid", "ask"):
+        assert (levels[f"{own}_sz"] >= 1).all()
+        assert (levels[f"{own}_ct"] >= 1).all()
+        assert (levels[f"{own}_ct"] <= levels[f"{own}_sz"]).all()
+    assert set(np.unique(books["action"])) == {b"A", b"C", b"M", b"T"}
+    assert set(np.unique(books["side"])) == {b"A", b"B"}
+
+    sides = {b"B": ("bid", -1), b"A": ("ask", 1)}
+    book = {  # price to size, of each side, as the last record left it
+        own: dict(zip(levels[f"{own}_px"][0].tolist(), levels[f"{own}_sz"][0].tolist(), strict=True))
+        for own in ("bid", "ask")
+    }
+    for k in range(1, len(books)):
+        action, side, price, size, depth = (books[name][k] for name in ("action", "side", "price", "size", "depth"))
+        price, size = int(price), int(size)
+        now = {
+            own: dict(zip(levels[f"{own}_px"][k].tolist(), levels[f"{own}_sz"][k].tolist(), strict=True))
+            for own in ("bid", "ask")
+        }
+        own, away = sides[side]
+        if action == b"T":
+            assert now == book  # it shows the book before it
+            passive, best = ("ask", min(book["ask"])) if side == b"B" else ("bid", max(book["bid"]))
+            assert price == best  # a buyer pays the ask
+            assert size < book[passive][price]
+            after = books[k + 1]
+            assert (after["action"], after["price"], after["size"], after["flags"]) == (b"C", price, size, 130)
+            assert after["side"] != side
+            assert books["flags"][k] == 0
+        else:
+            changed = dict(book[own])
+            if action == b"A":
+                changed[price] = changed.get(price, 0) + size
+            elif action == b"C":
+                changed[price] -= size
+                if not changed[price]:
+                    del changed[price]
+            else:
+                assert price in changed
+                changed[price] = size
+            ordered = sorted(changed, key=lambda p: away * p)
+            assert ordered[depth] == price or action == b"C"
+            # At most one level appears or drops out at the far end.
+            assert list(now[own])[: len(ordered[:10])] == ordered[:10]
+            assert all(now[own][p] == changed[p] for p in ordered[:10])
+            other = "ask" if own == "bid" else "bid"
+            assert now[other] == book[other]
+            assert books["flags"][k] == 130
+        book = now
+
+
+def test_ticks_and_books_are_fast():
+    for draw, bars, rate in ((synthetic_ticks, 30_000, 1e6), (synthetic_books, 5_000, 0.3e6)):
+        sum(map(len, draw("planted", 100)))  # compiles
+        counts = []
+        seconds = _seconds(
+            lambda draw=draw, bars=bars, counts=counts: counts.append(sum(map(len, draw("planted", bars))))
+        )
+        assert counts[0] / seconds > rate
+
+
+def test_contracts_share_the_volume_and_are_a_constant_spread_apart():
+    bars = synthetic_bars("garch", 9_000, 1, interval="1h", start="2024-01-02").bars
+    chain = synthetic_contracts(bars, spread=11.5)
+    assert list(chain)[:6] == ["ESH24", "ESM24", "ESU24", "ESZ24", "ESH25", "ESM25"]
+    total = dict.fromkeys(bars.start.tolist(), 0.0)
+    row = {start: k for k, start in enumerate(bars.start.tolist())}
+    expiries = [expiration_ns(2024 + k // 4, 3 * (k % 4) + 3) for k in range(len(chain))]
+    share = {}
+    for k, own in enumerate(chain.values()):
+        at = np.array([row[start] for start in own.start.tolist()])
+        for name in ("open", "high", "low", "close"):
+            np.testing.assert_array_equal(getattr(own, name), getattr(bars, name)[at] + 11.5 * k)
+        assert (own.volume >= 1).all()
+        assert (own.start < expiries[k]).all()
+        if k > 1:
+            assert (own.start >= expiries[k - 2]).all()
+        for start, volume in zip(own.start.tolist(), own.volume.tolist(), strict=True):
+            total[start] += volume
+            if k == 1:
+                share[(expiries[0] - start) / 86_400e9] = volume / bars.volume[row[start]]
+    np.testing.assert_array_equal(list(total.values()), bars.volume)
+    # Of ESM24 before ESH24 expires: 2 % until ten days before, then a seventh a day, 98 % from three days before.
+    for days, expected in ((30, 0.02), (10.1, 0.02), (8.25, 0.25), (6.75, 3.25 / 7), (3.9, 6.1 / 7), (2, 0.98)):
+        nearest = min(share, key=lambda left, days=days: abs(left - days))
+        assert abs(share[nearest] - expected) < 0.02
+    names = list(synthetic_contracts(bars, spreads=True))
+    assert names[len(chain) :][:2] == ["ESH4-ESM4", "ESM4-ESU4"]
+    spread = synthetic_contracts(bars, spread=11.5, spreads=True)["ESH4-ESM4"]
+    assert set(spread.close) == set(spread.high) == {11.5}
+    assert spread.start[-1] < expiries[0]
