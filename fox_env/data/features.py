@@ -6,6 +6,9 @@ square of the last 100 one-bar log returns, ranges by the root mean square of th
 mean over the last 100 bars. These windows include the current bar, so that even a jump out of a still market gives
 numbers of the order of 10 and not more.
 
+Order flow is measured so too: OFI against the mean depth and then against its own root mean square over the last 100
+bars, the microprice and the spread against σ. What it is made of, `fox_env.data.orderflow` says.
+
 Indicators come from TA-Lib. Three sums are Fox's own, since TA-Lib's running sums keep a residue of what has left the
 window, and a residue in a denominator turns a constant price into noise: σ, the Bollinger deviation, the mean volume.
 """
@@ -21,10 +24,12 @@ import numpy as np
 
 from fox_env.data.bars import Bars
 from fox_env.data.calendar import CHICAGO, Sessions
+from fox_env.data.orderflow import DEPTHS
 
 SCALE_BARS = 100
 """Bars in the trailing windows of volatility, range and volume that the features are measured in."""
 
+_VOLUMES = ("volume", "ask_volume", "bid_volume")
 _CUSUM_ALLOWANCE = 0.25
 _CHUNK_ROWS = 65_536
 _DAY_NS = 86_400_000_000_000
@@ -99,6 +104,13 @@ class FeatureInput:
     def log_range(self) -> np.ndarray:
         """log(high / low), float64 [T]."""
         return self.log(self.bars.high) - self.log(self.bars.low)
+
+    @cached_property
+    def log_spread(self) -> np.ndarray:
+        """log(ask / bid) at the close, float64 [T], NaN where the book there is masked or unknown."""
+        bid, ask = self.bars.bid, self.bars.ask
+        quoted = (bid > 0) & (ask >= bid) & (ask < np.inf)
+        return np.log(np.divide(ask, bid, out=np.full(len(bid), np.nan), where=quoted))
 
     @cached_property
     def volatility(self) -> np.ndarray:
@@ -265,6 +277,53 @@ def _clock(x: FeatureInput, wave: Callable[[np.ndarray], np.ndarray]) -> np.ndar
     return wave(2 * np.pi * (local % _DAY_NS) / _DAY_NS)
 
 
+def _zero_where_unknown(values: np.ndarray) -> np.ndarray:
+    """What an odd feature is where its input is masked or unknown: the one value that is its own mirror image."""
+    return np.where(np.isfinite(values), values, 0.0)
+
+
+def _ofi(x: FeatureInput, levels: int) -> np.ndarray:
+    """OFI over the mean depth of its levels (Cont, Cucuringu & Zhang 2023), over its own root mean square.
+
+    They weight the levels by a principal component, which would have to be fitted; here all weigh the same.
+    """
+    flow, depth = x.bars.extra[f"ofi_{levels}"], x.bars.extra[f"depth_{levels}"]
+    known = np.isfinite(flow) & (depth > 0)
+    relative = np.divide(flow, depth, out=np.zeros(len(flow)), where=known)
+    return ratio(relative, rolling_rms(relative, SCALE_BARS), 0.0)
+
+
+def _depth_imbalance(x: FeatureInput, levels: int) -> np.ndarray:
+    return _zero_where_unknown(x.bars.extra[f"imbalance_{levels}"])
+
+
+def _trade_imbalance(x: FeatureInput) -> np.ndarray:
+    """(bought − sold) / (bought + sold) by the aggressor's side; trades without a side count on neither."""
+    bought, sold = x.bars.extra["ask_volume"], x.bars.extra["bid_volume"]
+    return _zero_where_unknown(ratio(bought - sold, bought + sold, 0.0))
+
+
+def _microprice_offset(x: FeatureInput) -> np.ndarray:
+    """How far log bid and log ask, each weighted by the other's size, lie above their middle: ½ log(ask / bid)·I in σ.
+
+    I is (bid size − ask size) / (bid size + ask size). In logs, since the middle of the prices is not mirrored exactly.
+    """
+    bid_size, ask_size = x.bars.bid_size, x.bars.ask_size
+    offset = 0.5 * x.log_spread * ratio(bid_size - ask_size, bid_size + ask_size, 0.0)
+    return ratio(_zero_where_unknown(offset), x.volatility, 0.0)
+
+
+def _spread(x: FeatureInput) -> np.ndarray:
+    """log(ask / bid) in σ: what crossing costs against what a bar moves. 0 if σ is 0, and before the first known book.
+
+    Where the book at the close is masked or unknown, the last known log(ask / bid) stands. In ticks, which say little
+    about that and are almost always 1, the spread is in ``bars.extra["spread_ticks"]``.
+    """
+    known = np.isfinite(x.log_spread)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    return ratio(np.where(last >= 0, x.log_spread[last], 0.0), x.volatility, 0.0)
+
+
 def _over(
     name: str,
     parity: Parity,
@@ -301,8 +360,28 @@ DEFAULT_FEATURES: tuple[Feature, ...] = (
     Feature("minutes_since_previous", EVEN, 1, _minutes_since_previous),
     Feature("time_sin", EVEN, 0, partial(_clock, wave=np.sin)),
     Feature("time_cos", EVEN, 0, partial(_clock, wave=np.cos)),
+    # Order flow, from the book and from the sides of the trades.
+    *(
+        Feature(f"ofi_{n}", ODD, SCALE_BARS - 1, partial(_ofi, levels=n), needs=(f"ofi_{n}", f"depth_{n}"))
+        for n in DEPTHS
+    ),
+    *(
+        Feature(f"depth_imbalance_{n}", ODD, 0, partial(_depth_imbalance, levels=n), needs=(f"imbalance_{n}",))
+        for n in DEPTHS
+    ),
+    Feature("trade_imbalance", ODD, 0, _trade_imbalance, needs=("ask_volume", "bid_volume")),
+    Feature("microprice_offset", ODD, SCALE_BARS, _microprice_offset, needs=("bid", "ask", "bid_size", "ask_size")),
+    Feature("spread", EVEN, SCALE_BARS, _spread, needs=("bid", "ask")),
 )
-"""The features of a market that names none."""
+"""The features of a market that names none: those of them whose inputs its bars have."""
+
+ORDER_FLOW = (
+    *(f"{name}_{n}" for name in ("ofi", "depth_imbalance") for n in DEPTHS),
+    "trade_imbalance",
+    "microprice_offset",
+    "spread",
+)
+"""Names of the features that come from the book or from the sides of the trades."""
 
 
 def warmup(features: Sequence[Feature]) -> int:
@@ -345,7 +424,7 @@ def select(bars_list: Sequence[Bars], features: Sequence[Feature]) -> tuple[Feat
     """Those of `features` whose inputs every contract of the market has.
 
     A column counts as missing where it is None or not in `Bars.extra`, where it holds no finite number, and, for
-    volume, where it holds none above zero. A feature without its input is left out, never filled with zeros.
+    volumes, where it holds none above zero. A feature without its input is left out, never filled with zeros.
     """
     return tuple(feature for feature in features if _missing(bars_list, feature) is None)
 
@@ -355,7 +434,7 @@ def _missing(bars_list: Sequence[Bars], feature: Feature) -> str | None:
     for name in feature.needs:
         for bars in bars_list:
             column = bars.extra.get(name, getattr(bars, name, None))
-            if column is None or not np.any(column > 0 if name == "volume" else np.isfinite(column)):
+            if column is None or not np.any(column > 0 if name in _VOLUMES else np.isfinite(column)):
                 return name
     return None
 

@@ -17,6 +17,7 @@ from fox_env.data.features import (
     DEFAULT_FEATURES,
     EVEN,
     ODD,
+    ORDER_FLOW,
     Feature,
     FeatureInput,
     complement,
@@ -28,6 +29,7 @@ from fox_env.data.features import (
     warmup,
 )
 from fox_env.data.normalize import Normalizer
+from fox_env.mirror import mirror_bars
 
 MINUTE_NS = 60_000_000_000
 MONDAY_NS = np.datetime64("2024-01-08T15:00", "ns").astype(np.int64)  # 09:00 in Chicago
@@ -35,9 +37,14 @@ BY_NAME = {feature.name: feature for feature in DEFAULT_FEATURES}
 ODD_NAMES = [feature.name for feature in DEFAULT_FEATURES if feature.parity == ODD]
 
 
+QUOTES = ("bid", "ask", "bid_size", "ask_size")
+
+
 def make_bars(close, high=None, low=None, open=None, volume=None, minutes=5) -> Bars:
+    """Bars with a book in which nothing happens: both sides alike, no order flow."""
     close = np.asarray(close, np.float64)
     start = MONDAY_NS + np.arange(len(close)) * minutes * MINUTE_NS
+    still = {"ofi": 0.0, "depth": 40.0, "imbalance": 0.0}
     open = close if open is None else np.asarray(open, np.float64)
     return Bars(
         start=start,
@@ -47,6 +54,12 @@ def make_bars(close, high=None, low=None, open=None, volume=None, minutes=5) -> 
         low=np.minimum(open, close) if low is None else np.asarray(low, np.float64),
         close=close,
         volume=np.ones(len(close)) if volume is None else np.asarray(volume, np.float64),
+        bid=close * (1 - 2e-5),
+        ask=close * (1 + 2e-5),
+        bid_size=np.full(len(close), 40.0),
+        ask_size=np.full(len(close), 40.0),
+        extra={f"{name}_{n}": np.full(len(close), value) for name, value in still.items() for n in (1, 5, 10)}
+        | {name: np.full(len(close), 7.0) for name in ("ask_volume", "bid_volume")},
     )
 
 
@@ -67,9 +80,33 @@ def random_bars(seed: int, rows: int = 400) -> Bars:
     wait = 5 * MINUTE_NS * np.where(rng.random(rows) < 0.02, rng.integers(2, 200, rows), 1)
     start = MONDAY_NS + np.cumsum(wait)
     volume = rng.integers(0, 5000, rows) * (rng.random(rows) < 0.9)
-    return Bars(
-        start, start + 5 * MINUTE_NS, path[:, 0], path.max(1), path.min(1), path[:, 3], volume.astype(np.float64)
-    )
+    prices = path[:, 0], path.max(1), path.min(1), path[:, 3]
+    return Bars(start, start + 5 * MINUTE_NS, *prices, volume.astype(np.float64), **random_flow(seed, prices[3]))
+
+
+def random_flow(seed: int, close: np.ndarray) -> dict:
+    """Quotes and order flow: bars whose book is masked at the close, without a record, or not yet known."""
+    rng = np.random.default_rng([seed, 1])
+    rows = len(close)
+    bid = close - 0.25 * rng.integers(0, 3, rows)
+    quotes = [bid, bid + 0.25 * rng.integers(0, 4, rows), *rng.integers(1, 500, (2, rows)).astype(np.float64)]
+    masked, empty = rng.random(rows) < 0.1, rng.random(rows) < 0.1
+    extra = {name: rng.integers(0, 300, rows) * (rng.random(rows) < 0.8) * 1.0 for name in ("ask_volume", "bid_volume")}
+    for n in (1, 5, 10):
+        extra[f"ofi_{n}"] = np.where(np.arange(rows) < 3, np.nan, rng.integers(-900, 901, rows) * ~empty)
+        extra[f"depth_{n}"] = np.where(empty, np.nan, rng.integers(1, 300, rows))
+        extra[f"imbalance_{n}"] = np.where(masked, np.nan, rng.uniform(-1, 1, rows))
+    return {name: np.where(masked, np.nan, quote) for name, quote in zip(QUOTES, quotes, strict=True)} | {
+        "extra": extra
+    }
+
+
+def reflected(bars: Bars) -> Bars:
+    """The mirrored market with its order flow: buying is selling, the sizes of the two sides change places."""
+    sign = {"ofi": -1, "depth": 1, "imbalance": -1}
+    flow = {name: sign[name.split("_")[0]] * column for name, column in bars.extra.items() if "volume" not in name}
+    sides = {"ask_volume": bars.extra["bid_volume"], "bid_volume": bars.extra["ask_volume"]}
+    return replace(mirror_bars(replace(bars, extra={})), extra=flow | sides)
 
 
 def value(name: str, inputs: FeatureInput, row: int = -1) -> float:
@@ -186,11 +223,123 @@ def test_time_features_keep_to_chicago_time_across_the_clock_change():
     assert value("minutes_since_previous", inputs) == pytest.approx(np.log(1 + 48 * 60), rel=1e-12)
 
 
+# --- order flow ------------------------------------------------------------------------------------------------------
+
+
+def with_extra(bars: Bars, **columns) -> FeatureInput:
+    return make_input(
+        replace(bars, extra=bars.extra | {name: np.asarray(c, np.float64) for name, c in columns.items()})
+    )
+
+
+def test_ofi_by_hand():
+    # An OFI of ±50 at depth 10 is ±5, as ±100 at depth 20 is; one of 100 at depth 10 is 10. 98 bars of ±5, one without
+    # a record and the last of 10: 10 / √((98·25 + 0 + 100) / 100) = 10 / √25.5.
+    flow = np.array([50.0, -50.0, 100.0, -100.0] * 24 + [50.0, -50.0, 0.0, 100.0])
+    depth = np.array([10.0, 10.0, 20.0, 20.0] * 24 + [10.0, 10.0, np.nan, 10.0])
+    inputs = with_extra(make_bars(np.full(100, 4000.0)), ofi_5=flow, depth_5=depth)
+    assert value("ofi_5", inputs) == pytest.approx(10 / np.sqrt(25.5), rel=1e-9)
+    assert value("ofi_1", inputs) == 0.0  # its own columns are still
+    # Twice the flow in a book of twice the depth is the same.
+    assert value("ofi_5", with_extra(inputs.bars, ofi_5=2 * flow, depth_5=2 * depth)) == value("ofi_5", inputs)
+
+
+def test_ofi_is_zero_where_it_is_unknown():
+    flow, depth = np.full(150, 3.0), np.full(150, 4.0)
+    flow[120], depth[[121, 122]] = np.nan, [np.nan, 0.0]
+    values = BY_NAME["ofi_1"].function(with_extra(make_bars(np.full(150, 4000.0)), ofi_1=flow, depth_1=depth))
+    assert values[[120, 121, 122]].tolist() == [0.0, 0.0, 0.0]
+    assert values[123] == pytest.approx(1 / np.sqrt(0.97), rel=1e-9)
+
+
+def test_imbalances_by_hand():
+    bars = make_bars([4000.0] * 4)
+    inputs = with_extra(bars, imbalance_10=[0.25, -1, np.nan, 0.5])
+    assert BY_NAME["depth_imbalance_10"].function(inputs).tolist() == [0.25, -1.0, 0.0, 0.5]
+    inputs = with_extra(bars, ask_volume=[30, 0, 0, np.nan], bid_volume=[10, 5, 0, np.nan])
+    assert BY_NAME["trade_imbalance"].function(inputs).tolist() == [0.5, -1.0, 0.0, 0.0]  # (30 − 10) / 40, −5 / 5
+
+
+def quoted(bid, ask, bid_size=30.0, ask_size=10.0) -> FeatureInput:
+    """The zigzag, whose σ is s, with these last quotes and none before."""
+    bars = make_bars(4000 * np.exp(np.asarray(ZIGZAG)))
+    columns = {name: np.full(len(bars), np.nan) for name in QUOTES}
+    for name, last in zip(QUOTES, (bid, ask, bid_size, ask_size), strict=True):
+        columns[name][-np.size(last) :] = last
+    return make_input(replace(bars, **columns))
+
+
+def test_microprice_offset_and_spread_by_hand():
+    # A spread of 4σ, (30 − 10) / (30 + 10) = ½ of it to the bid's side: ½ · 4 · ½ = 1 above the middle.
+    inputs = quoted(4000.0, 4000 * np.exp(4 * S))
+    assert value("spread", inputs) == pytest.approx(4.0, rel=1e-9)
+    assert value("microprice_offset", inputs) == pytest.approx(1.0, rel=1e-9)
+    assert value("microprice_offset", quoted(4000.0, 4000 * np.exp(4 * S), 10.0, 30.0)) == pytest.approx(-1.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("unknown", [(np.nan, np.nan), (4000.0, np.nan), (4001.0, 4000.0), (0.0, 4000.0), (-2.0, -1.0)])
+def test_a_masked_book_has_no_microprice_and_the_spread_before(unknown):
+    bid, ask = unknown
+    inputs = quoted([4000.0, bid, bid], [4000 * np.exp(2 * S), ask, ask])
+    spread = BY_NAME["spread"].function(inputs)
+    np.testing.assert_allclose(spread[100:], [0.0] * 17 + [2.0] * 3, rtol=1e-9)
+    assert BY_NAME["microprice_offset"].function(inputs)[-2:].tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_order_flow_in_the_mirror_has_its_declared_parity(seed):
+    inputs = make_input(random_bars(seed, 300))
+    mirror = FeatureInput(reflected(inputs.bars), inputs.sessions, inputs.interval_ns)
+    for name in ORDER_FLOW:
+        feature = BY_NAME[name]
+        own, other = (feature.function(x)[feature.warmup :] for x in (inputs, mirror))
+        assert np.abs(own).max() > 1e-3
+        sign = {EVEN: 1, ODD: -1}[feature.parity]
+        np.testing.assert_allclose(other, sign * own, rtol=0, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("name", ORDER_FLOW)
+def test_order_flow_reads_the_columns_that_it_needs(name):
+    bars, feature = random_bars(2, 150), BY_NAME[name]
+    columns = {need: bars.extra.get(need, getattr(bars, need, None)) for need in feature.needs}
+    for left_out in (None, *feature.needs):
+        given = {need: column for need, column in columns.items() if need != left_out}
+        quotes = {need: given.get(need) for need in QUOTES}
+        fewer = replace(bars, **quotes, extra={need: given[need] for need in given if need not in QUOTES})
+        if left_out is None:
+            got, want = compute(make_input(fewer), [feature]), compute(make_input(bars), [feature])
+            np.testing.assert_array_equal(got, want)
+        assert select([fewer], [feature]) == (() if left_out else (feature,))
+
+
+def test_order_flow_is_absent_where_its_columns_are():
+    bars = random_bars(1, 50)
+    names = [feature.name for feature in DEFAULT_FEATURES]
+    assert names[-len(ORDER_FLOW) :] == list(ORDER_FLOW)
+    price_only = names[: -len(ORDER_FLOW)]
+
+    def selected(**changes) -> list[str]:
+        return [feature.name for feature in select([replace(bars, **changes)], DEFAULT_FEATURES)]
+
+    no_quotes = dict.fromkeys(QUOTES)
+    nothing = np.full(50, np.nan)
+    first_level = {name: c for name, c in bars.extra.items() if name.endswith("_1")}
+    sides = {name: c for name, c in bars.extra.items() if name.endswith("volume")}
+    assert selected(**no_quotes, extra={}) == price_only
+    assert selected(**dict.fromkeys(QUOTES, nothing), extra=dict.fromkeys(bars.extra, nothing)) == price_only
+    assert selected(**no_quotes, extra=sides) == [*price_only, "trade_imbalance"]
+    assert selected(**no_quotes, extra=dict.fromkeys(sides, np.zeros(50))) == price_only  # no trade has a side
+    assert selected(extra=first_level) == [*price_only, "ofi_1", "depth_imbalance_1", "microprice_offset", "spread"]
+    assert selected(bid_size=None, extra={}) == [*price_only, "spread"]
+
+
 # --- the list --------------------------------------------------------------------------------------------------------
 
 
 def test_the_default_features_are_the_seventeen_directional_ones_and_the_rest():
-    directional = [feature for feature in DEFAULT_FEATURES if feature.parity.kind in ("odd", "neg_swap")]
+    of_price = [feature for feature in DEFAULT_FEATURES if feature.name not in ORDER_FLOW]
+    directional = [feature for feature in of_price if feature.parity.kind in ("odd", "neg_swap")]
     assert len(directional) == 17
     families = {name.removesuffix("_histogram").split("_")[0] for name in (f.name for f in directional)}
     assert families == {"return", "macd", "bollinger", "sma", "slope", "cusum"}
@@ -223,7 +372,8 @@ def test_what_comes_later_changes_no_bit(feature):
         other = random_bars(int(rng.integers(1 << 30)))
         later = np.arange(len(bars)) >= cut
         columns = {name: np.where(later, getattr(other, name) * 3, getattr(bars, name)) for name in
-                   ("open", "high", "low", "close", "volume")}  # fmt: skip
+                   ("open", "high", "low", "close", "volume", *QUOTES)}  # fmt: skip
+        columns["extra"] = {name: np.where(later, other.extra[name] * 3, bars.extra[name]) for name in bars.extra}
         shift = np.where(later, 7 * MINUTE_NS, 0)
         scrambled = replace(bars, **columns, start=bars.start + shift, ts=bars.ts + shift)
         after = feature.function(make_input(scrambled))
@@ -276,6 +426,7 @@ def test_a_still_market_has_the_values_that_parity_fixes(case):
     assert (row["close_location"], row["upper_wick"], row["lower_wick"]) == (0.5, 0.0, 0.0)
     assert (row["cusum_up"], row["cusum_down"]) == (0.0, 0.0)
     assert [row[name] for name in row if name.startswith(("volatility", "range", "volume"))] == [1.0] * 6
+    assert row["spread"] == 0.0
     if case == "constant":
         assert row["rsi_14"] == 0.5
 
@@ -284,7 +435,8 @@ def test_a_still_market_has_the_values_that_parity_fixes(case):
 @given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-3, 1.0, 1e3]))
 def test_features_do_not_depend_on_the_price_level(seed, scale):
     bars = random_bars(seed, 200)
-    scaled = replace(bars, **{name: getattr(bars, name) * scale for name in ("open", "high", "low", "close")})
+    prices = ("open", "high", "low", "close", "bid", "ask")
+    scaled = replace(bars, **{name: getattr(bars, name) * scale for name in prices})
     np.testing.assert_allclose(
         compute(make_input(scaled), DEFAULT_FEATURES), compute(make_input(bars), DEFAULT_FEATURES), atol=2e-6
     )
@@ -379,12 +531,12 @@ def test_a_feature_without_its_input_is_absent_and_an_error_if_asked_for():
 def test_quotes_and_extra_columns_as_inputs():
     spread = own(lambda x: x.bars.ask - x.bars.bid, needs=("bid", "ask"))
     flow = own(lambda x: x.bars.extra["ofi"], ODD, "flow", needs=("ofi",))
-    bars = random_bars(1, 50)
+    bars = replace(random_bars(1, 50), bid=None, ask=None, extra={})
     assert select([bars], [spread, flow]) == ()
     assert select([replace(bars, bid=bars.close, ask=np.full(50, np.nan))], [spread]) == ()
-    quoted = replace(bars, bid=bars.close, ask=bars.close + 0.25, extra={"ofi": np.arange(50.0)})
-    assert select([quoted], [spread, flow]) == (spread, flow)
-    np.testing.assert_array_equal(compute(make_input(quoted), [spread, flow])[3:, 1], np.arange(3.0, 50.0))
+    with_both = replace(bars, bid=bars.close, ask=bars.close + 0.25, extra={"ofi": np.arange(50.0)})
+    assert select([with_both], [spread, flow]) == (spread, flow)
+    np.testing.assert_array_equal(compute(make_input(with_both), [spread, flow])[3:, 1], np.arange(3.0, 50.0))
 
 
 def test_importing_the_features_loads_nothing_heavy():
