@@ -406,7 +406,8 @@ class Engine:
             "mirror": market.mirror,
         }
         for name, array in shared.items():
-            setattr(self, name, self._upload(array))
+            # A kernel is compiled once more for an array that cannot be written to, as one mapped from a file.
+            setattr(self, name, self._upload(np.require(array, requirements="W")))
         self.seed(np.zeros(n, np.int64), np.arange(n))
 
     def _upload(self, array: np.ndarray) -> object:
@@ -414,7 +415,7 @@ class Engine:
             return np.ascontiguousarray(array)
         import torch
 
-        return torch.as_tensor(np.ascontiguousarray(array), device=self.device)
+        return torch.tensor(np.ascontiguousarray(array), device=self.device)
 
     def _launch(self, which: int, args: tuple) -> None:
         if not self.is_cuda:

@@ -7,22 +7,22 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fox_env import dynamics
-from fox_env.contracts import Contract, get_contract
+from fox_env.contracts import CONTRACTS, Contract, get_contract
 from fox_env.data import features as feature_lib
 from fox_env.data.bars import Bars, interval_ns
 from fox_env.data.calendar import sessions
+from fox_env.data.limits import locks
 from fox_env.data.normalize import Normalizer
 from fox_env.data.rolls import Segment
-from fox_env.files import write_atomic
+from fox_env.files import byte_blocks, read_arrays, write_arrays
 from fox_env.mirror import normalized_mirror_map
 
 if TYPE_CHECKING:
@@ -31,11 +31,19 @@ if TYPE_CHECKING:
     from fox_env.data.synthetic import Truth
 
 VOLATILITY_SPAN = 100
-SCHEMA = 1
+SCHEMA = 2
+"""Version of the files that `Market.save` writes."""
+
 _DAY_NS = 86_400_000_000_000
+_CHUNK_ROWS = 1 << 18
+_FULL_WEIGHT = 2_048  # bars after which the EWMA's weights add up to 1 in float64
 _COLUMNS = ("start", "ts", "open", "high", "low", "close", "volume", "bid", "ask", "bid_size", "ask_size")
-_ROWS = ("features", "session", "after_break", "session_last", "fraction_left", "roll", "gap", "lock", "decision",
-         "volatility", "instrument")  # fmt: skip
+_ROW_DTYPES = {
+    "session": np.int32, "after_break": np.bool_, "session_last": np.bool_, "fraction_left": np.float32,
+    "roll": np.int8, "gap": np.float64, "lock": np.int8, "decision": np.bool_, "volatility": np.float64,
+    "instrument": np.int32,
+}  # fmt: skip
+_ROWS = ("features", *_ROW_DTYPES)
 
 
 class Column(NamedTuple):
@@ -52,7 +60,7 @@ class Market:
 
     Attributes:
         contract: terms of the contract.
-        interval_ns: length of a bar.
+        interval_ns: length of a bar, 0 for volume bars.
         bars: `Bars`, float64 [T] points, UTC nanoseconds.
         features: float32 [T, F], raw; rows that are no decision bars are 0.
         columns: name and parity of each feature, F of them.
@@ -101,11 +109,15 @@ class Market:
     def __deepcopy__(self, memo: object) -> Market:
         return self  # frozen, and large
 
+    def __getstate__(self) -> dict[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # without what is derived
+
     def __repr__(self) -> str:
         first, last = (dt.datetime.fromtimestamp(t / 1e9, dt.UTC).date() for t in (self.ts[0], self.ts[-1]))
+        size = f"{self.interval_ns / 1e9:g} s" if self.interval_ns else self.provenance.get("bars", "volume")
         return (
-            f"Market({self.contract.name}, {len(self):,} bars of {self.interval_ns / 1e9:g} s, {first} to {last}, "
-            f"{len(np.unique(self.instrument))} contracts, {len(self.feature_names)} features)"
+            f"Market({self.contract.name}, {len(self):,} bars of {size}, {first} to {last}, "
+            f"{self.instrument[-1] - self.instrument[0] + 1} contracts, {len(self.feature_names)} features)"
         )
 
     @property
@@ -115,8 +127,13 @@ class Market:
 
     @property
     def ts(self) -> np.ndarray:
-        """Close of each bar, int64 [T] UTC nanoseconds."""
+        """Close of each bar, int64 [T] UTC nanoseconds. Volume bars may close at the same instant."""
         return self.bars.ts
+
+    @property
+    def has_order_flow(self) -> bool:
+        """Whether any feature comes from the book or from the sides of the trades."""
+        return any(name in feature_lib.ORDER_FLOW for name in self.feature_names)
 
     @functools.cached_property
     def observed(self) -> np.ndarray:
@@ -125,17 +142,21 @@ class Market:
         Normalized where there is a normalizer; else as they are, complement(c) centred at c/2 so that the mirror of
         what is seen is in the same range.
         """
-        if self.normalizer is not None:
-            return self.normalizer.apply(self.features)
-        center = np.array([column.parity.total / 2 for column in self.columns], np.float32)
-        return np.clip(self.features - center, -10.0, 10.0)
+        return self._observe(np.empty(self.features.shape, np.float32))
 
     @functools.cached_property
     def padded(self) -> np.ndarray:
         """`observed` with room for the position fields beside each row, float32 [T, F + 6]."""
-        padded = np.zeros((len(self), len(self.columns) + dynamics.POSITION_FIELDS), np.float32)
-        padded[:, : len(self.columns)] = self.observed
-        return padded
+        return self._observe(np.zeros((len(self), len(self.columns) + dynamics.POSITION_FIELDS), np.float32))
+
+    def _observe(self, table: np.ndarray) -> np.ndarray:
+        """Write what the agent sees of the features into the first F columns of `table`."""
+        center = np.array([column.parity.total / 2 for column in self.columns], np.float32)
+        for begin in range(0, len(self), _CHUNK_ROWS):
+            raw = self.features[begin : begin + _CHUNK_ROWS]
+            seen = np.clip(raw - center, -10.0, 10.0) if self.normalizer is None else self.normalizer.apply(raw)
+            table[begin : begin + _CHUNK_ROWS, : len(self.columns)] = seen
+        return table
 
     @functools.cached_property
     def mirror(self) -> np.ndarray:
@@ -146,26 +167,29 @@ class Market:
     @functools.cached_property
     def land(self) -> np.ndarray:
         """Bar at which a step from bar t ends: the next decision bar, T after the last; int32 [T]."""
-        rows = np.where(self.decision, np.arange(len(self)), len(self))
+        rows = np.where(self.decision, np.arange(len(self), dtype=np.int32), np.int32(len(self)))
         following = np.minimum.accumulate(rows[::-1])[::-1]
-        return np.append(following[1:], len(self)).astype(np.int32)
+        return np.append(following[1:], np.int32(len(self)))
 
     @functools.cached_property
     def first(self) -> np.ndarray:
         """First decision bar of each bar's contract, where windows of features end; int32 [T]."""
         before = np.concatenate([[False], self.decision[:-1]])
         rows = np.flatnonzero(self.decision & (~before | (np.diff(self.instrument, prepend=-1) != 0)))
-        return rows[np.clip(np.searchsorted(rows, np.arange(len(self)), side="right") - 1, 0, None)].astype(np.int32)
+        return np.repeat(rows.astype(np.int32), np.diff(rows[1:], prepend=0, append=len(self)))
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of bars, features, rolls and the normalizer."""
-        digest = hashlib.sha256()
-        arrays = [self.ts, *(getattr(self.bars, n) for n in _COLUMNS[2:7]), self.features, self.roll, self.gap]
+        """SHA-256 of everything that the game plays on: bars, quotes, features, sessions, rolls, normalizer."""
+        arrays = {name: getattr(self.bars, name) for name in _COLUMNS if getattr(self.bars, name) is not None}
+        arrays |= {name: getattr(self, name) for name in _ROWS}
         if self.normalizer is not None:
-            arrays += [self.normalizer.center, self.normalizer.scale]
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
+            arrays |= {"center": self.normalizer.center, "scale": self.normalizer.scale}
+        digest = hashlib.sha256()
+        for name, array in arrays.items():
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            for block in byte_blocks(array):
+                digest.update(block)
         return digest.hexdigest()
 
     def check_start(self, start: object) -> np.ndarray:
@@ -187,14 +211,6 @@ class Market:
             )
         return bars
 
-    @functools.cached_property
-    def _quotes(self) -> tuple[np.ndarray, np.ndarray]:
-        bid, ask = self.bars.bid, self.bars.ask
-        if bid is None or ask is None:
-            return np.full(len(self), np.nan), np.full(len(self), np.nan)
-        good = np.isfinite(bid) & np.isfinite(ask) & (ask >= bid)
-        return np.where(good, bid, np.nan), np.where(good, ask, np.nan)
-
     def tape(self, spread_ticks: float = 1.0, lookahead: int = 0) -> np.ndarray:
         """The market as rows for `dynamics.step_one`, float64 [T, 16].
 
@@ -214,31 +230,10 @@ class Market:
         return {}
 
     def _build_tape(self, spread_ticks: float, lookahead: int) -> np.ndarray:
-        bars = self.bars
         tape = np.zeros((len(self), dynamics.TAPE_COLUMNS))
-        for column, name in (
-            (dynamics.OPEN, "open"),
-            (dynamics.HIGH, "high"),
-            (dynamics.LOW, "low"),
-            (dynamics.CLOSE, "close"),
-        ):
-            tape[:, column] = getattr(bars, name)
-        half = spread_ticks * self.contract.tick / 2
-        bid, ask = self._quotes
-        quoted = ~np.isnan(bid)
-        tape[:, dynamics.BID] = np.where(quoted, bid, bars.close - half)
-        tape[:, dynamics.ASK] = np.where(quoted, ask, bars.close + half)
-        for column, size in ((dynamics.BID_SIZE, bars.bid_size), (dynamics.ASK_SIZE, bars.ask_size)):
-            tape[:, column] = (
-                np.nan if size is None else np.where(quoted & (size >= 0) & np.isfinite(size), size, np.nan)
-            )
-        tape[:, dynamics.AFTER_BREAK] = self.after_break
-        tape[:, dynamics.SESSION_LAST] = self.session_last
-        tape[:, dynamics.ROLL] = self.roll
-        tape[:, dynamics.GAP] = self.gap
-        tape[:, dynamics.LOCK] = self.lock
-        tape[:, dynamics.MAINTENANCE] = self.contract.maintenance_at(self.ts)
-        tape[:, dynamics.VOLATILITY] = self.volatility
+        for begin in range(0, len(self), _CHUNK_ROWS):
+            self._write_tape(tape, slice(begin, min(begin + _CHUNK_ROWS, len(self))), spread_ticks)
+        bars = self.bars
         if lookahead:
             change = np.diff(bars.close, prepend=bars.close[0])
             change[self.roll == dynamics.MEASURED] -= self.gap[self.roll == dynamics.MEASURED]
@@ -246,6 +241,28 @@ class Market:
             path = np.cumsum(change)
             tape[:, dynamics.AHEAD] = path[np.minimum(np.arange(len(self)) + lookahead, len(self) - 1)] - path
         return tape
+
+    def _write_tape(self, tape: np.ndarray, rows: slice, spread_ticks: float) -> None:
+        """Write those rows of the tape, all columns but AHEAD."""
+        bars = self.bars.take(rows)
+        unknown = np.full(len(bars), np.nan)
+        bid, ask = (unknown, unknown) if bars.bid is None or bars.ask is None else (bars.bid, bars.ask)
+        quoted = np.isfinite(bid) & np.isfinite(ask) & (ask >= bid)
+        half = spread_ticks * self.contract.tick / 2
+        columns = {
+            dynamics.OPEN: bars.open, dynamics.HIGH: bars.high, dynamics.LOW: bars.low, dynamics.CLOSE: bars.close,
+            dynamics.BID: np.where(quoted, bid, bars.close - half),
+            dynamics.ASK: np.where(quoted, ask, bars.close + half),
+            dynamics.AFTER_BREAK: self.after_break[rows], dynamics.SESSION_LAST: self.session_last[rows],
+            dynamics.ROLL: self.roll[rows], dynamics.GAP: self.gap[rows], dynamics.LOCK: self.lock[rows],
+            dynamics.MAINTENANCE: self.contract.maintenance_at(bars.ts),
+            dynamics.VOLATILITY: self.volatility[rows],
+        }  # fmt: skip
+        for column, size in ((dynamics.BID_SIZE, bars.bid_size), (dynamics.ASK_SIZE, bars.ask_size)):
+            known = False if size is None else quoted & (size >= 0) & np.isfinite(size)
+            columns[column] = np.where(known, unknown if size is None else size, np.nan)
+        for column, values in columns.items():
+            tape[rows, column] = values
 
     def slice(self, start: int, stop: int) -> Market:
         """Bars [start, stop) as a market of their own, up to the last decision bar among them.
@@ -373,70 +390,72 @@ class Market:
         return build_market(segments, root, step, features=features, drop=drop, provenance={"source": "from_bars"})
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the market to one file (numpy's npz), atomically."""
-        arrays = {f"bars.{n}": getattr(self.bars, n) for n in _COLUMNS if getattr(self.bars, n) is not None}
-        arrays |= {f"extra.{n}": column for n, column in self.bars.extra.items()}
-        arrays |= {name: getattr(self, name) for name in _ROWS}
-        meta = {
-            "schema": SCHEMA, "contract": {f.name: getattr(self.contract, f.name) for f in fields(Contract)},
-            "interval_ns": self.interval_ns, "columns": [(name, vars(parity)) for name, parity in self.columns],
-            "instruments": self.instruments,
-            "game": dict(self.game), "quality": dict(self.quality), "provenance": dict(self.provenance),
-        }  # fmt: skip
-        if self.normalizer is not None:
-            state = self.normalizer.to_dict()
-            arrays |= {f"normalizer.{k}": np.asarray(v) for k, v in state.items()}
-        if self.truth is not None:
-            arrays |= {f"truth.{k}": np.asarray(v) for k, v in self.truth.to_dict().items()}
-        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-
-        def write(partial: Path) -> None:
-            with partial.open("wb") as file:
-                np.savez(file, **arrays)
-
-        write_atomic(path, write)
+        """Write the market to one file in the safetensors layout, atomically (see `fox_env.files.write_arrays`)."""
+        write_arrays(path, *self.to_arrays())
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Market:
-        """Read a market that `save` wrote.
+        """Open a market that `save` wrote. Its arrays are mapped from the file, read when needed, and read-only.
 
         Raises:
             FileNotFoundError: nothing is there.
             ValueError: the file is not one, damaged, or of another schema.
         """
+        arrays, texts = read_arrays(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            meta = json.loads(arrays.pop("meta").tobytes())
-            schema = meta["schema"]
-            market = cls._restore(arrays, meta) if schema == SCHEMA else None
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # zipfile, zlib and numpy raise whatever they meet in a damaged file
-            raise ValueError(f"{path} is not a saved market") from error
-        if market is None:
-            raise ValueError(f"{path} has schema {schema}, expected {SCHEMA}")
-        return market
+            return cls.from_arrays(arrays, texts)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}") from None
+
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """The large arrays by name, not copied, and everything else as texts; `from_arrays` is the way back."""
+        arrays = {f"bars.{n}": getattr(self.bars, n) for n in _COLUMNS if getattr(self.bars, n) is not None}
+        arrays |= {f"extra.{n}": column for n, column in self.bars.extra.items()}
+        arrays |= {name: getattr(self, name) for name in _ROWS}
+        small = {
+            "contract": vars(self.contract), "interval_ns": self.interval_ns,
+            "columns": [(name, vars(parity)) for name, parity in self.columns], "instruments": self.instruments,
+            "game": dict(self.game), "quality": dict(self.quality), "provenance": dict(self.provenance),
+            "normalizer": self.normalizer and self.normalizer.to_dict(), "truth": None,
+        }  # fmt: skip
+        if self.truth is not None:
+            small["truth"] = self.truth.to_dict()
+            arrays["truth.state"] = small["truth"].pop("state")
+        return arrays, {"schema": str(SCHEMA), "market": json.dumps(small, default=_plain)}
 
     @classmethod
-    def _restore(cls, arrays: Mapping[str, np.ndarray], meta: Mapping) -> Market:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> Market:
+        """A market from what `to_arrays` gave.
+
+        Raises:
+            ValueError: something else, or from another schema.
+        """
         from fox_env.data.synthetic import Truth
 
+        if texts.get("schema") != str(SCHEMA):
+            found = f"has schema {texts['schema']}" if "schema" in texts else "is not a saved market"
+            raise ValueError(f"{found}, expected schema {SCHEMA}")
         group = lambda prefix: {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}  # noqa: E731
-        terms = {**meta["contract"], "maintenance_usd": tuple(map(tuple, meta["contract"]["maintenance_usd"]))}
-        normalizer, truth = group("normalizer."), group("truth.")
-        return cls(
-            contract=Contract(**terms), interval_ns=meta["interval_ns"],
-            bars=Bars(**group("bars."), extra=group("extra.")),
-            columns=tuple(Column(name, feature_lib.Parity(**parity)) for name, parity in meta["columns"]),
-            instruments=tuple(meta["instruments"]), game=meta["game"], quality=meta["quality"],
-            provenance=meta["provenance"], normalizer=Normalizer.from_dict(normalizer) if normalizer else None,
-            truth=Truth.from_dict(truth) if truth else None, **{name: arrays[name] for name in _ROWS},
-        )  # fmt: skip
+        try:
+            small = json.loads(texts["market"])
+            contract, normalizer, truth = (small.pop(name) for name in ("contract", "normalizer", "truth"))
+            maintenance = tuple(map(tuple, contract.pop("maintenance_usd")))
+            if truth is not None:
+                truth = {k: np.asarray(v) for k, v in truth.items()} | {"state": arrays["truth.state"]}
+            return cls(
+                contract=Contract(**contract, maintenance_usd=maintenance),
+                bars=Bars(**group("bars."), extra=group("extra.")),
+                columns=tuple(Column(name, feature_lib.Parity(**parity)) for name, parity in small.pop("columns")),
+                instruments=tuple(small.pop("instruments")),
+                normalizer=normalizer and Normalizer.from_dict(normalizer), truth=truth and Truth.from_dict(truth),
+                **{name: arrays[name] for name in _ROWS}, **small,
+            )  # fmt: skip
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"is not a saved market ({error!r})") from None
 
 
 def build_market(
-    segments: Sequence[Segment],
+    segments: Iterable[Segment],
     contract: str | Contract,
     interval: int,
     *,
@@ -451,9 +470,10 @@ def build_market(
     """Compute features, sessions and rolls of a chain of front contracts.
 
     Args:
-        segments: the chain, in time order.
+        segments: the chain, in time order; the arrays of a single one are used as they are. Each is let go when it is
+            done, so that a caller that hands over its only references, as an iterator, does not hold all bars twice.
         contract: root symbol or a `Contract`.
-        interval: length of a bar in nanoseconds.
+        interval: length of a bar in nanoseconds, 0 for volume bars.
         hours: the sessions' hours, see `calendar.sessions`.
         features, drop: as `Market.from_bars` takes them. Features whose input is missing are left out.
         truth: of a synthetic market.
@@ -464,98 +484,113 @@ def build_market(
         ValueError: no segment has bars to decide at, with the number that the features need.
     """
     root = get_contract(contract)
-    inputs = [
-        feature_lib.FeatureInput(s.bars, sessions(s.bars.start, s.bars.ts, hours=hours), interval) for s in segments
-    ]
+    segments = list(segments)
+    instruments = tuple(segment.instrument for segment in segments)
     chosen = feature_lib.resolve(features, drop, bars_list=[segment.bars for segment in segments])
     warmup = feature_lib.warmup(chosen)
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in _ROWS if name != "session_last"}
-    counts = dict(quality or {})
-    unmeasured = 0
-    for number, (segment, given) in enumerate(zip(segments, inputs, strict=True)):
+    # The market ends with the last segment that has a bar to decide at, which its last bar then is.
+    warm = [len(s.bars) > max(s.first, warmup) for s in segments]
+    lengths = [len(s.bars) - s.first for s in segments]
+    decisions = sum(len(s.bars) - max(s.first, warmup) for s, is_warm in zip(segments, warm, strict=True) if is_warm)
+    if decisions < 2:
+        raise ValueError(
+            f"{sum(lengths)} bars are too few: the features need {warmup} bars to warm up, so at least "
+            f"{warmup + 2} of one contract are needed"
+        )
+    count = len(warm) - warm[::-1].index(True)
+    del segments[count:]
+    length = sum(lengths[:count])
+    rows = {name: np.zeros(length, dtype) for name, dtype in _ROW_DTYPES.items()}
+    rows["features"] = np.zeros((length, len(chosen)), np.float32)
+    bars = segments[0].bars if count == 1 and not segments[0].first else _room(segments, length)
+    for number, end in enumerate(np.cumsum(lengths[:count]).tolist()):
+        segment = segments.pop(0)
+        here = slice(end - lengths[number], end)
         front = slice(segment.first, None)
-        length = len(segment.bars) - segment.first
-        decision = np.arange(segment.first, len(segment.bars)) >= warmup
-        values = feature_lib.compute(given, chosen)[front]
-        values[~decision] = 0.0
-        roll = np.full(length, dynamics.NO_ROLL, np.int8)
-        gap = np.zeros(length)
+        if bars is not segment.bars:
+            _fill(bars, here, segment.bars.take(front))
+        rows["instrument"][here] = number
+        rows["volatility"][here] = _volatility(segment.bars.close, root.tick)[front]
+        if root.name in CONTRACTS:  # the exchange's limits for equity indices, which others do not share
+            rows["lock"][here] = locks(segment.bars, root.tick)[front]
         if number:
             # A position can only be carried into a contract whose features are warm.
             measured = np.isfinite(segment.gap) and segment.first >= warmup
-            roll[0] = dynamics.MEASURED if measured else dynamics.UNMEASURED
-            gap[0] = segment.gap if measured else 0.0
-            unmeasured += not measured
-        part = {
-            "features": values,
-            "session": given.sessions.session[front],
-            "after_break": given.sessions.after_break[front],
-            "fraction_left": given.sessions.fraction_left[front],
-            "roll": roll,
-            "gap": gap,
-            "lock": np.zeros(length, np.int8),
-            "decision": decision,
-            "volatility": _volatility(segment.bars.close, root.tick)[front],
-            "instrument": np.full(length, number, np.int32),
-        }
-        for name, column in part.items():
-            columns[name].append(column)
-    rows = {name: np.concatenate(parts) for name, parts in columns.items()}
-    decisions = np.flatnonzero(rows["decision"])
-    if len(decisions) < 2:
-        raise ValueError(
-            f"{len(rows['decision'])} bars are too few: the features need {warmup} bars to warm up, so at least "
-            f"{warmup + 2} of one contract are needed"
+            rows["roll"][here.start] = dynamics.MEASURED if measured else dynamics.UNMEASURED
+            rows["gap"][here.start] = segment.gap if measured else 0.0
+        given = feature_lib.FeatureInput(
+            segment.bars, sessions(segment.bars.start, segment.bars.ts, hours=hours), interval
         )
-    length = int(decisions[-1]) + 1
-    rows = {name: column[:length] for name, column in rows.items()}
-    bars = _join([s.bars.take(slice(s.first, None)) for s in segments]).take(slice(0, length))
-    last = np.append(np.diff(rows["session"]) != 0, False)
+        for name in ("session", "after_break", "fraction_left"):
+            rows[name][here] = getattr(given.sessions, name)[front]
+        if warm[number]:
+            first = max(segment.first, warmup)
+            decided = slice(here.start + first - segment.first, end)
+            rows["decision"][decided] = True
+            for column, feature in enumerate(chosen):  # one at a time: the segment's features never exist twice
+                rows["features"][decided, column] = feature_lib.compute(given, (feature,))[first:, 0]
+        del segment, given
+    rows["session_last"][:-1] = np.diff(rows["session"]) != 0
     # The data may end inside a session; its last bar is then no session's end.
-    last[-1] = rows["fraction_left"][-1] <= 0
+    rows["session_last"][-1] = rows["fraction_left"][-1] <= 0
+    counts = dict(quality or {})
     counts["rolls"] = int(np.count_nonzero(rows["roll"]))
     counts["rolls_unmeasured"] = int(np.count_nonzero(rows["roll"] == dynamics.UNMEASURED))
     counts["warmup_bars"] = int(np.count_nonzero(~rows["decision"]))
     counts["flat_bars"] = int(np.count_nonzero(bars.high == bars.low))
+    counts["locked_bars"] = int(np.count_nonzero(rows["lock"]))
     return Market(
         contract=root, interval_ns=interval, bars=bars, columns=tuple(Column(f.name, f.parity) for f in chosen),
-        session_last=last, instruments=tuple(s.instrument for s in segments),
-        truth=truth, game=dict(game or {}), quality=counts, provenance=dict(provenance or {}), **rows,
+        instruments=instruments, truth=truth, game=dict(game or {}), quality=counts,
+        provenance=dict(provenance or {}), **rows,
     )  # fmt: skip
 
 
 def _volatility(close: np.ndarray, tick: float) -> np.ndarray:
     """EWMA(100) root mean square of close changes in points, at least one tick; float64 [T]."""
     alpha = 2.0 / (VOLATILITY_SPAN + 1)
-    squares = np.diff(close) ** 2
-    sums = accumulate(map(float, squares), lambda total, square: (1.0 - alpha) * total + alpha * square)
+    squares = np.square(np.diff(close))
+    sums = accumulate(map(float, squares), lambda total, square: (1.0 - alpha) * total + alpha * square, initial=0.0)
+    result = np.fromiter(sums, np.float64, len(close))
     # Early on the average has less than its full weight behind it.
-    weight = -np.expm1(np.arange(1, len(close)) * np.log1p(-alpha))
-    variance = np.fromiter(sums, np.float64, len(squares)) / weight
-    # accumulate starts with the first square itself instead of alpha times it.
-    variance += squares[:1] * (1.0 - alpha) ** np.arange(1, len(close)) / weight if len(squares) else 0.0
-    return np.maximum(np.sqrt(np.concatenate([[0.0], variance])), tick)
+    early = result[1:_FULL_WEIGHT]
+    early /= -np.expm1(np.arange(1, len(early) + 1) * np.log1p(-alpha))
+    np.sqrt(result, out=result)
+    return np.maximum(result, tick, out=result)
 
 
-def _join(parts: Sequence[Bars]) -> Bars:
-    """Bars one after another; a column that some part lacks is NaN there, or absent if all lack it."""
+def _room(segments: Sequence[Segment], length: int) -> Bars:
+    """Bars to be filled, with the columns that any of `segments` has."""
+    parts = [segment.bars for segment in segments]
+    dtypes = {"start": np.int64, "ts": np.int64}
+    names = [name for name in _COLUMNS if any(getattr(part, name) is not None for part in parts)]
+    extra = dict.fromkeys(name for part in parts for name in part.extra)
+    return Bars(
+        **{name: np.empty(length, dtypes.get(name, np.float64)) for name in names},
+        extra={name: np.empty(length) for name in extra},
+    )
 
-    def column(get) -> np.ndarray | None:
-        arrays = [get(part) for part in parts]
-        if all(array is None for array in arrays):
-            return None
-        return np.concatenate([np.full(len(p), np.nan) if a is None else a for p, a in zip(parts, arrays, strict=True)])
 
-    extra = {
-        name: column(lambda part, name=name: part.extra.get(name))
-        for name in dict.fromkeys(n for p in parts for n in p.extra)
-    }
-    return Bars(**{name: column(lambda part, name=name: getattr(part, name)) for name in _COLUMNS}, extra=extra)
+def _fill(bars: Bars, rows: slice, part: Bars) -> None:
+    """Put `part` into `rows`; a column that it lacks is NaN there."""
+    for name in _COLUMNS:
+        if (column := getattr(bars, name)) is not None:
+            own = getattr(part, name)
+            column[rows] = np.nan if own is None else own
+    for name, column in bars.extra.items():
+        column[rows] = part.extra.get(name, np.nan)
+
+
+def _plain(value: object) -> object:
+    """Numbers and arrays of numpy for JSON."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{value!r} is of type {type(value).__name__}, expected what JSON can hold")
 
 
 def _floats(column: pd.Series, name: object) -> np.ndarray:
     try:
-        return column.to_numpy(np.float64)
+        return column.to_numpy(np.float64, copy=True)
     except (ValueError, TypeError) as error:
         raise ValueError(f"frame column {name!r} is of type {column.dtype}, expected numbers") from error
 

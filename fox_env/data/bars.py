@@ -27,6 +27,22 @@ def interval_ns(interval: str) -> int:
     return INTERVALS_NS[interval]
 
 
+def bar_size(bars: str) -> tuple[int, int]:
+    """Length in nanoseconds of time bars and size in contracts of volume bars (``"vol:1000"``), one of them 0.
+
+    Raises:
+        ValueError: neither.
+    """
+    if bars.startswith("vol:"):
+        contracts = bars.removeprefix("vol:")
+        if not (contracts.isascii() and contracts.isdigit() and 0 < int(contracts) < 2**53):
+            raise ValueError(f"bars is {bars!r}, expected a number of contracts after 'vol:', such as 'vol:1000'")
+        return 0, int(contracts)
+    if bars not in INTERVALS_NS:
+        raise ValueError(f"bars {bars!r} is unknown, expected one of {', '.join(INTERVALS_NS)} or vol:N")
+    return INTERVALS_NS[bars], 0
+
+
 @dataclass(frozen=True)
 class Bars:
     """Bars of one contract in time order.

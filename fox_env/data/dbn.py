@@ -1,254 +1,137 @@
-"""Databento files (DBN) of OHLCV bars: reading any version, and writing."""
+"""Reading Databento's files (DBN): any version, plain or zstd, of one schema or a live capture of several.
+
+Files are read in pieces of a few megabytes, so that memory does not grow with their size. A record's time is `ts_recv`,
+when it could be known, and `ts_event`, the start of the interval, for bars: Databento makes its bars by `ts_recv` too.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fox_env.contracts import Contract
 from fox_env.data.bars import INTERVALS_NS, Bars, Chunk
-from fox_env.data.rolls import outright
+from fox_env.data.rolls import Outright, outright
 
 if TYPE_CHECKING:
     from databento import DBNStore
 
-SCHEMAS = {f"ohlcv-{interval}": INTERVALS_NS[interval] for interval in ("1s", "1m", "1h", "1d")}
+BAR_SCHEMAS = {f"ohlcv-{interval}": INTERVALS_NS[interval] for interval in ("1s", "1m", "1h", "1d")}
+TRADE_SCHEMAS = ("trades", "tbbo", "mbp-1", "mbp-10")
+"""Schemas that hold every trade, best first."""
+BOOK_SCHEMAS = ("mbp-10", "mbp-1", "tbbo", "bbo-1s", "bbo-1m")
+"""Schemas that hold quotes, best first."""
+DEFINITIONS = "definition"
+SCHEMAS = (*BAR_SCHEMAS, "trades", *BOOK_SCHEMAS, DEFINITIONS)
 PRICE_SCALE = 1e9
 
-_RECORDS = 1 << 20  # records decoded at a time
+_RTYPES = {
+    "trades": 0, "tbbo": 1, "mbp-1": 1, "mbp-10": 10, DEFINITIONS: 19, "ohlcv-1s": 32, "ohlcv-1m": 33, "ohlcv-1h": 34,
+    "ohlcv-1d": 35, "bbo-1s": 195, "bbo-1m": 196,
+}  # fmt: skip
+_SYMBOL_MAPPING = 22
+_LIVE_KINDS = {rtype: schema for schema, rtype in _RTYPES.items() if schema != "tbbo"}  # in a live capture both look so
+_PIECE_BYTES = 1 << 22
+_READ_BYTES = 1 << 16  # of compressed data, which may be a thousand times as large unpacked
 _DAY_NS = 86_400_000_000_000
 _EPOCH = dt.date(1970, 1, 1)
+_FOREVER = np.iinfo(np.int64).max
+_UNDEFINED = np.iinfo(np.int64).max
 _CONTINUOUS = re.compile(r"([A-Z0-9]+)\.[cvn]\.\d+")
 _ZSTD, _DBZ = b"\x28\xb5\x2f\xfd", b"DBZ"
-_OHLCV = np.dtype(
-    [
-        ("length", "u1"), ("rtype", "u1"), ("publisher_id", "<u2"), ("instrument_id", "<u4"), ("ts_event", "<u8"),
-        ("open", "<i8"), ("high", "<i8"), ("low", "<i8"), ("close", "<i8"), ("volume", "<u8"),
-    ]
-)  # fmt: skip
-_RTYPES = {"ohlcv-1s": 32, "ohlcv-1m": 33, "ohlcv-1h": 34, "ohlcv-1d": 35}
+
+Intervals = dict[int, list[tuple[int, int, str]]]
+"""By instrument id: from and to in UTC nanoseconds, `to` exclusive, and the symbol in that time."""
 
 
-def read_ohlcv(files: Sequence[Path], *, symbol: str, quality: dict[str, int | str]) -> tuple[list[Chunk], str]:
-    """The outright contracts, or the continuous symbol, of one root in OHLCV files.
-
-    A record is mapped to its symbol by instrument id and UTC date, as the file's metadata say. Chunks of a continuous
-    symbol are named ``symbol:instrument_id``, those of outrights by contract with a two-digit year.
-
-    Args:
-        files: DBN files of one schema, plain or zstd.
-        symbol: a root (``"ES"``), parent (``"ES.FUT"``), contract (``"ESH4"``) or continuous symbol (``"ES.c.0"``).
-        quality: counts are added to ``rows_read``, ``rows_spreads`` (with a hyphen in the symbol),
-            ``rows_other_symbols``, ``rows_unmapped`` and ``files_without_records``.
-
-    Returns:
-        The chunks, and the schema.
-
-    Raises:
-        ValueError: a file that cannot be read, is of another kind, holds no record or lacks what was asked for.
-    """
-    counts = Counter(rows_read=0, rows_spreads=0, rows_other_symbols=0, rows_unmapped=0, files_without_records=0)
-    symbols: Counter[str] = Counter()
-    chunks: list[Chunk] = []
-    schemas: dict[str, Path] = {}
-    for file in files:
-        store = _open(file)
-        schemas.setdefault(str(store.schema), file)
-        if len(schemas) > 1:
-            (a, first), (b, second) = schemas.items()
-            raise ValueError(f"{first} holds {a} and {second} holds {b}, expected one schema")
-        intervals = _intervals(store)
-        row = 1
-        for records in _records(store, file):
-            for identifier, rows in _groups(records["instrument_id"]):
-                mapped = 0
-                for begin, end, raw in intervals.get(identifier, ()):
-                    time = records["ts_event"][rows]
-                    own = rows if begin <= time.min() and time.max() < end else rows[(time >= begin) & (time < end)]
-                    if not len(own):
-                        continue
-                    mapped += len(own)
-                    symbols[raw] += len(own)
-                    name = _wanted(raw, symbol, int(records["ts_event"][own[0]]))
-                    if name is None:
-                        counts["rows_spreads" if "-" in raw else "rows_other_symbols"] += len(own)
-                        continue
-                    if _CONTINUOUS.fullmatch(raw):
-                        name = f"{raw}:{identifier}"
-                    chunks.append(Chunk(name, _bars(records[own], SCHEMAS[store.schema]), own + row, file.name))
-                counts["rows_unmapped"] += len(rows) - mapped
-            counts["rows_read"] += len(records)
-            row += len(records)
-        counts["files_without_records"] += row == 1
-    where = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
-    if not counts["rows_read"]:
-        raise ValueError(f"{where} holds no records, only a header")
-    if not chunks:
-        held = ", ".join(name for name, _ in symbols.most_common(5)) or "instruments without a symbol"
-        raise ValueError(f"{where} holds no bars of {symbol!r} but of {held}{', …' if len(symbols) > 5 else ''}")
-    series = {chunk.contract.partition(":")[0] for chunk in chunks}
-    if len(series) > 1 and any(_CONTINUOUS.fullmatch(name) for name in series):
-        raise ValueError(f"{where} holds {', '.join(sorted(series))} for {symbol!r}, expected one continuous symbol")
-    for key, count in counts.items():
-        quality[key] = int(quality.get(key, 0)) + count
-    return chunks, next(iter(schemas))
-
-
-def write_ohlcv(
-    path: str | Path,
-    contracts: Mapping[str, Bars],
-    *,
-    schema: str = "ohlcv-1m",
-    symbol: str = "ES.FUT",
-    dataset: str = "GLBX.MDP3",
-    version: int = 3,
-) -> None:
-    """Write bars as one DBN file, compressed with zstd where the name ends in ``.zst``.
-
-    Instruments are numbered from 1. Contract names are written as Databento writes them, with one year digit; other
-    names, such as those of spreads, as they are. Records are in time order. Starts keep every nanosecond, prices every
-    1e-9 point, volumes are whole numbers; ends are not stored, they follow from the schema.
+@dataclass(frozen=True)
+class DbnFile:
+    """A file whose metadata have been read.
 
     Args:
         path: the file.
-        contracts: bars by contract name.
-        schema: one of `SCHEMAS`.
-        symbol: what was asked for, as the metadata note it: a parent symbol, a continuous one, which then stands for
-            the contracts one after the other by UTC date, or ``""`` for the contracts' own symbols.
-        dataset, version: of the metadata; DBN versions 1 to 3.
+        schema: of its records, None for a live capture.
+        version: of the format, 1 to 3.
+        offset: length of the metadata in bytes.
+        ts_out: whether each record ends with the time at which it was sent.
+        intervals: which instrument id is which symbol, as the metadata, or a live capture's own records, say.
+        kinds: the schemas of `SCHEMAS` of which it holds records.
+        first: time of its first record of these, UTC nanoseconds; 0 if it holds none.
+    """
+
+    path: Path
+    schema: str | None
+    version: int
+    offset: int
+    ts_out: bool
+    intervals: Intervals
+    kinds: tuple[str, ...] = ()
+    first: int = 0
+
+
+def open_file(path: Path) -> DbnFile:
+    """Read the metadata of a file, and of a live capture the kinds of its records and its symbols.
 
     Raises:
-        ValueError: an unknown schema, or no bars.
+        ValueError: a file that is empty, damaged, of another format or without metadata.
     """
-    from databento_dbn import Metadata, Schema, SType
-
-    if schema not in SCHEMAS:
-        raise ValueError(f"schema {schema!r} is unknown, expected one of {', '.join(SCHEMAS)}")
-    total = sum(len(bars) for bars in contracts.values())
-    if not total:
-        raise ValueError(f"{path}: there are no bars to write")
-    continuous = _CONTINUOUS.fullmatch(symbol) is not None
-    mappings: dict[str, list[SimpleNamespace]] = {}
-    parts = []
-    for identifier, (name, bars) in enumerate(contracts.items(), start=1):
-        if not len(bars):
-            continue
-        part = np.zeros(len(bars), _OHLCV)
-        part["length"] = _OHLCV.itemsize // 4
-        part["rtype"] = _RTYPES[schema]
-        part["publisher_id"] = 1
-        part["instrument_id"] = identifier
-        part["ts_event"] = bars.start
-        for column in ("open", "high", "low", "close"):
-            part[column] = np.round(getattr(bars, column) * PRICE_SCALE)
-        part["volume"] = bars.volume
-        parts.append(part)
-        contract = outright(name, int(bars.start[0]))
-        raw = symbol if continuous else f"{contract.name[:-2]}{contract.name[-1]}" if contract else name
-        first, last = (_EPOCH + dt.timedelta(int(bars.start[k] // _DAY_NS)) for k in (0, -1))
-        interval = SimpleNamespace(start_date=first, end_date=last + dt.timedelta(1), symbol=str(identifier))
-        mappings.setdefault(raw, []).append(interval)
-    records = np.concatenate(parts)
-    records = records[np.argsort(records["ts_event"], kind="stable")]
-    stype = SType.CONTINUOUS if continuous else SType.PARENT if symbol else SType.RAW_SYMBOL
-    metadata = Metadata(
-        dataset=dataset,
-        start=int(records["ts_event"][0]),
-        end=int(records["ts_event"][-1]) + SCHEMAS[schema],
-        stype_in=stype,
-        stype_out=SType.INSTRUMENT_ID,
-        schema=Schema.from_str(schema),
-        symbols=[symbol] if symbol else list(mappings),
-        mappings=[SimpleNamespace(raw_symbol=raw, intervals=intervals) for raw, intervals in mappings.items()],
-        version=version,
-    )
-    with open(path, "wb") as file:
-        if str(path).endswith(".zst"):
-            import zstandard
-
-            with zstandard.ZstdCompressor(write_checksum=True).stream_writer(file) as stream:
-                stream.write(bytes(metadata))
-                stream.write(records.view(np.uint8).data)
-        else:
-            file.write(bytes(metadata))
-            file.write(records.view(np.uint8).data)
-
-
-def _open(file: Path) -> DBNStore:
-    """Open an OHLCV file, or say in one sentence why it is none."""
     from databento import DBNStore
 
-    with open(file, "rb") as stream:
+    with open(path, "rb") as stream:
         head = stream.read(12)
     if not head:
-        raise ValueError(f"{file} is empty")
+        raise ValueError(f"{path} is empty")
     if _DBZ in head:
-        raise ValueError(f"{file} is in the legacy DBZ format, expected DBN: convert it with Databento's dbn command")
+        raise ValueError(f"{path} is in the legacy DBZ format, expected DBN: convert it with Databento's dbn command")
     if head.startswith(_ZSTD):
-        head = _check_zstd(file)
+        head = next(_blocks(path), b"")
     if not head.startswith(b"DBN"):
-        raise ValueError(f"{file} has no DBN metadata at its start, so it is a fragment or a file of another format")
+        raise ValueError(f"{path} has no DBN metadata at its start, so it is a fragment or a file of another format")
     try:
-        store = DBNStore.from_file(file)
+        store = DBNStore.from_file(path)
         schema = store.schema
+        version, ts_out = store.metadata.version, store.metadata.ts_out
+        file = DbnFile(
+            path, None if schema is None else str(schema), version, _offset(path), ts_out, _mapped_symbols(store)
+        )
     except Exception as error:  # the library raises whatever its decoder meets
-        raise ValueError(f"{file} cannot be read as DBN: {_one_line(error)}") from error
-    if schema not in SCHEMAS:
-        held = f"holds {schema}" if schema else "holds several kinds of records, as a live capture does"
-        raise ValueError(f"{file} {held}, expected bars: {', '.join(SCHEMAS)}")
-    return store
+        raise ValueError(f"{path} cannot be read as DBN: {_one_line(error)}") from error
+    if not 1 <= version <= 3:
+        raise ValueError(f"{path} is of DBN version {version}, expected 1 to 3")
+    if file.schema is None:
+        return _scan(file)
+    if file.schema not in SCHEMAS:
+        return file
+    records = next((records for _, records in read(file, (file.schema,))), None)
+    if records is None:
+        return file
+    return _replace(file, kinds=(file.schema,), first=int(times(file.schema, records[:1])[0]))
 
 
-def _check_zstd(file: Path) -> bytes:
-    """Decompress the whole file, which the library would silently cut at the damage, and return how it begins."""
-    import zstandard
-
-    begins, frame = b"", None
-    try:
-        with open(file, "rb") as stream:
-            while data := stream.read(1 << 20):
-                while data:
-                    frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                    text = frame.decompress(data)
-                    begins = begins or text[:12]
-                    data = b""
-                    if frame.eof:
-                        data, frame = frame.unused_data, None
-    except zstandard.ZstdError as error:
-        raise ValueError(f"{file} is corrupt: {_one_line(error)}") from error
-    if frame is not None:
-        raise ValueError(f"{file} is truncated: its zstd stream has no end")
-    return begins
+def _replace(file: DbnFile, **changes: object) -> DbnFile:
+    return DbnFile(**(vars(file) | changes))
 
 
-def _records(store: DBNStore, file: Path) -> Iterator[np.ndarray]:
-    """The records, some at a time."""
-    from databento.common.error import BentoWarning
-
-    parts = None
-    while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", BentoWarning)
-                parts = parts or iter(store.to_ndarray(count=_RECORDS))
-                records = next(parts, None)
-        except Exception as error:
-            raise ValueError(f"{file} is truncated or corrupt: {_one_line(error)}") from error
-        if records is None:
-            return
-        yield records
+def _offset(path: Path) -> int:
+    """Length of the metadata, the eight bytes that say so included."""
+    head = b""
+    for block in _blocks(path):
+        head += block[:8]
+        if len(head) >= 8:
+            break
+    return int.from_bytes(head[4:8], "little") + 8
 
 
-def _intervals(store: DBNStore) -> dict[int, list[tuple[int, int, str]]]:
-    """By instrument id: (from, to, symbol), in UTC nanoseconds, `to` exclusive."""
-    found: dict[int, list[tuple[int, int, str]]] = {}
+def _mapped_symbols(store: DBNStore) -> Intervals:
+    found: Intervals = {}
     by_id = store.metadata.stype_out == "raw_symbol"  # then the keys are ids and the intervals hold symbols
     for key, intervals in store.metadata.mappings.items():
         for interval in intervals:
@@ -259,24 +142,380 @@ def _intervals(store: DBNStore) -> dict[int, list[tuple[int, int, str]]]:
     return found
 
 
-def _groups(identifiers: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each instrument id with the rows that have it, in order."""
-    if not len(identifiers):
-        return
-    order = np.argsort(identifiers, kind="stable")
-    edges = np.flatnonzero(np.diff(identifiers[order])) + 1
-    for rows in np.split(order, edges):
-        yield int(identifiers[rows[0]]), rows
+def _scan(file: DbnFile) -> DbnFile:
+    """The kinds of a live capture's records, the time of the first, and the symbols that its own records map."""
+    kinds: dict[str, int] = {}
+    mapped: dict[int, list[tuple[int, str]]] = {}
+    for data, offset, rtype in _mixed(file):
+        for kind in np.unique(rtype).tolist():
+            rows = offset[rtype == kind]
+            if kind == _SYMBOL_MAPPING:
+                records = _gather(file, data, rows, _mapping_dtype(file.version), "symbol mappings")
+                for identifier, when, raw in zip(
+                    records["instrument_id"].tolist(), records["ts_event"].astype(np.int64).tolist(),
+                    records["stype_out_symbol"].tolist(), strict=True,
+                ):  # fmt: skip
+                    known = mapped.setdefault(identifier, [])
+                    symbol = raw.decode(errors="replace")
+                    if not known or known[-1][1] != symbol:
+                        known.append((when, symbol))
+            elif kind in _LIVE_KINDS and _LIVE_KINDS[kind] not in kinds:
+                schema = _LIVE_KINDS[kind]
+                records = _gather(file, data, rows[:1], _dtype(schema, file.version, file.ts_out), schema)
+                kinds[schema] = int(times(schema, records)[0])
+    intervals: Intervals = {}
+    for identifier, changes in mapped.items():
+        # A capture is told a symbol once, before the records that it replays, which may be older.
+        starts = [0, *(when for when, _ in changes[1:]), _FOREVER]
+        intervals[identifier] = [(starts[k], starts[k + 1], symbol) for k, (_, symbol) in enumerate(changes)]
+    return _replace(file, kinds=tuple(kinds), first=min(kinds.values(), default=0), intervals=intervals)
 
 
-def _wanted(raw: str, symbol: str, near: int) -> str | None:
-    """The name under which a raw symbol's rows are kept, None if `symbol` does not ask for them."""
+def read(file: DbnFile, schemas: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """The file's records of these schemas, in pieces of one schema, each a structured array with Databento's fields.
+
+    Raises:
+        ValueError: the file is damaged or cut short.
+    """
+    if file.schema is None:
+        for data, offset, rtype in _mixed(file):
+            for schema in schemas:
+                rows = offset[rtype == _RTYPES[schema]]
+                if len(rows):
+                    yield schema, _gather(file, data, rows, _dtype(schema, file.version, file.ts_out), schema)
+    elif file.schema in schemas:
+        dtype = _dtype(file.schema, file.version, file.ts_out)
+        row = 1
+        for data in _pieces(file, dtype.itemsize):
+            records = np.frombuffer(data, dtype)
+            wrong = (records["length"] != dtype.itemsize // 4) | (records["rtype"] != _RTYPES[file.schema])
+            if wrong.any():
+                raise ValueError(
+                    f"{file.path} is corrupt: record {row + int(wrong.argmax())} is not of {file.schema}, as the "
+                    "metadata say"
+                )
+            yield file.schema, records
+            row += len(records)
+
+
+def times(schema: str, records: np.ndarray) -> np.ndarray:
+    """When each record was known, the start of the interval for bars; int64 UTC nanoseconds.
+
+    A sample of the quotes (bbo) is stamped at the end of its interval, at which the state was known, and so belongs to
+    the bar that ends there.
+    """
+    time = records["ts_event" if schema in BAR_SCHEMAS else "ts_recv"].view(np.int64)
+    return time - 1 if schema.startswith("bbo") else time
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The file's content, unpacked."""
+    import zstandard
+
+    with open(path, "rb") as stream:
+        data = stream.read(_READ_BYTES)
+        if not data.startswith(_ZSTD):
+            while data:
+                yield data
+                data = stream.read(_PIECE_BYTES)
+            return
+        frame = None
+        try:
+            while data:
+                # A file may hold several frames, one after another.
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                if text := frame.decompress(data):
+                    yield text
+                if frame.eof:
+                    data, frame = frame.unused_data, None
+                else:
+                    data = b""
+                data = data or stream.read(_READ_BYTES)
+        except zstandard.ZstdError as error:
+            raise ValueError(f"{path} is corrupt: {_one_line(error)}") from error
+        if frame is not None:
+            raise ValueError(f"{path} is truncated: its zstd stream has no end")
+
+
+def _pieces(file: DbnFile, size: int) -> Iterator[bytes]:
+    """The records' bytes in pieces of whole records of `size` bytes."""
+    held: list[bytes] = []
+    length, skip = 0, file.offset
+    for block in _blocks(file.path):
+        if skip:
+            block, skip = block[skip:], max(0, skip - len(block))
+        held.append(block)
+        length += len(block)
+        if length >= max(_PIECE_BYTES, size):
+            data = b"".join(held)
+            whole = length - length % size
+            yield data[:whole] if whole < length else data
+            held, length = [data[whole:]], length - whole
+    data = b"".join(held)
+    if len(data) % size:
+        raise ValueError(f"{file.path} is truncated: its last record is incomplete")
+    if data:
+        yield data
+
+
+def _mixed(file: DbnFile) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """A live capture's bytes in pieces, with the offset and type of each whole record in them."""
+    held = b""
+    skip = file.offset
+    for block in _blocks(file.path):
+        if skip:
+            block, skip = block[skip:], max(0, skip - len(block))
+        held += block
+        if len(held) >= _PIECE_BYTES:
+            data, offset, rtype, used = _walk(file, held)
+            yield data, offset, rtype
+            held = held[used:]
+    data, offset, rtype, used = _walk(file, held)
+    if used < len(held):
+        raise ValueError(f"{file.path} is truncated: its last record is incomplete")
+    yield data, offset, rtype
+
+
+def _walk(file: DbnFile, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    from fox_env.data.ticks import record_offsets
+
+    data = np.frombuffer(content, np.uint8)
+    offset, used = record_offsets(data)
+    if used < 0:
+        raise ValueError(f"{file.path} is corrupt: it holds a record shorter than its header")
+    return data, offset, data[offset + 1], used
+
+
+def _gather(file: DbnFile, data: np.ndarray, offset: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
+    """Records of one kind from between others."""
+    if (data[offset] != dtype.itemsize // 4).any():
+        raise ValueError(f"{file.path} is corrupt: it holds a record of {what} that has another length than these have")
+    return data[offset[:, None] + np.arange(dtype.itemsize)].reshape(-1).view(dtype)
+
+
+@lru_cache
+def _dtype(schema: str, version: int, ts_out: bool) -> np.dtype:
+    import databento_dbn as dbn
+
+    struct = {
+        "trades": dbn.TradeMsg, "tbbo": dbn.MBP1Msg, "mbp-1": dbn.MBP1Msg, "mbp-10": dbn.MBP10Msg,
+        "bbo-1s": dbn.BBOMsg, "bbo-1m": dbn.BBOMsg,
+        DEFINITIONS: {1: dbn.v1, 2: dbn.v2, 3: dbn}[version].InstrumentDefMsg,
+    }.get(schema, dbn.OHLCVMsg)  # fmt: skip
+    return np.dtype([*struct._dtypes, *([("ts_out", "<u8")] if ts_out else [])])
+
+
+@lru_cache
+def _mapping_dtype(version: int) -> np.dtype:
+    import databento_dbn as dbn
+
+    return np.dtype((dbn.v1 if version == 1 else dbn).SymbolMappingMsg._dtypes)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some records of one contract, in the file's order.
+
+    Args:
+        name: the contract.
+        schema: of the records.
+        records: structured array of N records.
+        time: int64 [N], see `times`.
+        row: int64 [N], number of each record among the file's of this schema, the first being 1.
+        file: where they come from.
+    """
+
+    name: str
+    schema: str
+    records: np.ndarray
+    time: np.ndarray
+    row: np.ndarray
+    file: DbnFile
+
+
+Naming = Callable[[str, int, int], str | None]
+"""From a raw symbol, the instrument id and a time to the name under which records are kept, or None."""
+
+
+def pieces(
+    files: Sequence[DbnFile], schemas: Collection[str], name: Naming, counts: Counter[str], seen: Counter[str]
+) -> Iterator[Piece]:
+    """The records of these schemas by contract.
+
+    A record is mapped to its symbol by instrument id and time.
+
+    Args:
+        files: the files, in the order in which they are read.
+        schemas: which records.
+        name: which symbols are wanted, and how they are called.
+        counts: counts are added to ``read``, ``spreads`` (with a hyphen in the symbol), ``other_symbols`` and
+            ``unmapped``.
+        seen: records by symbol are added.
+    """
+    from fox_env.data.ticks import group
+
+    for file in files:
+        row = Counter(dict.fromkeys(schemas, 1))
+        for schema, records in read(file, schemas):
+            time = times(schema, records)
+            counts["read"] += len(records)
+            for identifier, rows in group(records["instrument_id"]):
+                own_time = time[rows]
+                mapped = 0
+                for begin, end, raw in file.intervals.get(identifier, ()):
+                    inside = (own_time >= begin) & (own_time < end)
+                    count = int(np.count_nonzero(inside))
+                    if not count:
+                        continue
+                    mapped += count
+                    seen[raw] += count
+                    own = rows if count == len(own_time) else np.arange(len(records))[rows][inside]
+                    kept = name(raw, identifier, int(time[own][0]))
+                    if kept is None:
+                        counts["spreads" if "-" in raw else "other_symbols"] += count
+                        continue
+                    numbers = np.arange(row[schema], row[schema] + len(records))[own]
+                    yield Piece(kept, schema, records[own], time[own], numbers, file)
+                counts["unmapped"] += len(own_time) - mapped
+            row[schema] += len(records)
+
+
+def wanted(symbol: str) -> Naming:
+    """The outright contracts, or the continuous symbol, that `symbol` asks for: a root (``"ES"``), parent
+    (``"ES.FUT"``), contract (``"ESH4"``) or continuous symbol (``"ES.c.0"``).
+
+    Outrights are named with a two-digit year, the contracts of a continuous symbol ``symbol:instrument_id``.
+    """
     root = symbol.removesuffix(".FUT")
-    continuous = _CONTINUOUS.fullmatch(raw)
-    if continuous:
-        return raw if symbol == raw or root == continuous[1] else None
-    contract = outright(raw, near)
-    return contract.name if contract and root in (contract.root, raw, contract.name) else None
+
+    def name(raw: str, identifier: int, near: int) -> str | None:
+        continuous = _CONTINUOUS.fullmatch(raw)
+        if continuous:
+            return f"{raw}:{identifier}" if symbol == raw or root == continuous[1] else None
+        contract, asked = outright(raw, near), outright(root, near)
+        if contract is None:
+            return None
+        return contract.name if (asked.name if asked else root) in (contract.root, contract.name) else None
+
+    return name
+
+
+def named_as(names: Collection[str], identity: Intervals) -> Naming:
+    """The contracts that are already there under these names, whichever kind of symbol a further file uses.
+
+    Args:
+        names: contracts (``"ESH24"``), or those of a continuous symbol (``"ES.c.0:118"``).
+        identity: which instrument id was which symbol in the files that they come from.
+    """
+    by_id = {int(name.partition(":")[2]): name for name in names if ":" in name}
+
+    def name(raw: str, identifier: int, near: int) -> str | None:
+        if identifier in by_id and "-" not in raw:
+            return by_id[identifier]
+        symbols = [raw]
+        if _CONTINUOUS.fullmatch(raw):
+            symbols = [symbol for begin, end, symbol in identity.get(identifier, ()) if begin <= near < end]
+        contracts = [contract.name for symbol in symbols if (contract := outright(symbol, near))]
+        return next((contract for contract in contracts if contract in names), None)
+
+    return name
+
+
+def read_ohlcv(files: Sequence[DbnFile], schema: str, *, symbol: str, quality: dict[str, int | str]) -> Iterator[Chunk]:
+    """Bars of the outright contracts, or of the continuous symbol, of one root, in pieces.
+
+    Args:
+        files: files that hold `schema`.
+        schema: one of `BAR_SCHEMAS`.
+        symbol: see `wanted`.
+        quality: counts are added to ``rows_read``, ``rows_spreads``, ``rows_other_symbols`` and ``rows_unmapped``.
+
+    Raises:
+        ValueError: a damaged file, none that holds what was asked for, or several continuous symbols.
+    """
+    counts = Counter(read=0, spreads=0, other_symbols=0, unmapped=0)
+    seen: Counter[str] = Counter()
+    found: set[str] = set()
+    for piece in pieces(files, (schema,), wanted(symbol), counts, seen):
+        found.add(piece.name)
+        yield Chunk(piece.name, _bars(piece.records, BAR_SCHEMAS[schema]), piece.row, piece.file.path.name)
+    check_found(files, found, symbol, seen, "bars")
+    add_counts(quality, "rows", counts)
+
+
+def check_found(files: Sequence[DbnFile], found: Collection[str], symbol: str, seen: Counter[str], what: str) -> None:
+    """Whether there was anything of `symbol`, and not several series of it.
+
+    Raises:
+        ValueError: what was found instead.
+    """
+    place = where([file.path for file in files])
+    if not found:
+        held = ", ".join(name for name, _ in seen.most_common(5)) or "instruments without a symbol"
+        raise ValueError(f"{place} holds no {what} of {symbol!r} but of {held}{', …' if len(seen) > 5 else ''}")
+    series = {name.partition(":")[0] for name in found}
+    if len(series) > 1 and any(":" in name for name in found):
+        raise ValueError(f"{place} holds {', '.join(sorted(series))} for {symbol!r}, expected one continuous symbol")
+
+
+def add_counts(quality: dict[str, int | str], prefix: str, counts: Mapping[str, int]) -> None:
+    """Add counts to `quality` under ``prefix_name``."""
+    for key, count in counts.items():
+        quality[f"{prefix}_{key}"] = int(quality.get(f"{prefix}_{key}", 0)) + int(count)
+
+
+def where(paths: Sequence[Path]) -> str:
+    """Some files in words."""
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
+
+
+def check_definitions(files: Sequence[DbnFile], contract: Contract) -> int:
+    """Compare the definitions of a contract's outrights with its terms and its expiry.
+
+    `contract_multiplier` is not set for these futures; what a point is worth is `unit_of_measure_qty`.
+
+    Args:
+        files: files that hold definitions.
+        contract: the terms that the game would use.
+
+    Returns:
+        The number of definitions that were compared.
+
+    Raises:
+        ValueError: a definition says otherwise.
+    """
+    compared = 0
+    for file in files:
+        for _, records in read(file, (DEFINITIONS,)):
+            mine = records[(records["asset"] == contract.name.encode()) & (records["instrument_class"] == b"F")]
+            # Definitions are repeated day by day.
+            terms = mine[["raw_symbol", "min_price_increment", "unit_of_measure_qty", "currency", "expiration"]]
+            for record in np.unique(terms).tolist():
+                symbol, increment, quantity, currency, expiration = record
+                symbol = symbol.decode(errors="replace")
+                named = outright(symbol, expiration - _DAY_NS if expiration < _UNDEFINED else None)
+                if named is not None:
+                    _compare(file, contract, named, symbol, increment, quantity, currency.decode(), expiration)
+            compared += len(mine)
+    return compared
+
+
+def _compare(
+    file: DbnFile, contract: Contract, named: Outright, symbol: str, increment: int, quantity: int, currency: str,
+    expiration: int,
+) -> None:  # fmt: skip
+    for term, value, expected in (
+        ("a tick of", increment / PRICE_SCALE, contract.tick),
+        ("dollars a point of", quantity / PRICE_SCALE, contract.multiplier),
+        ("the currency", currency, "USD"),
+        ("an expiry of", _utc(expiration), _utc(named.expiry)),
+    ):
+        if value != expected:
+            raise ValueError(f"{file.path} defines {symbol} with {term} {value}, but {contract.name} has {expected}")
+
+
+def _utc(time: int) -> str:
+    return f"{np.datetime64(time, 'ns').astype('datetime64[s]')} UTC"
 
 
 def _bars(records: np.ndarray, interval: int) -> Bars:
@@ -284,7 +523,9 @@ def _bars(records: np.ndarray, interval: int) -> Bars:
     prices = {}
     for name in ("open", "high", "low", "close"):
         raw = records[name]
-        prices[name] = np.where(raw == np.iinfo(np.int64).max, np.nan, raw / PRICE_SCALE)
+        prices[name] = raw / PRICE_SCALE
+        if (undefined := raw == _UNDEFINED).any():
+            prices[name][undefined] = np.nan
     return Bars(start=start, ts=start + interval, volume=records["volume"].astype(np.float64), **prices)
 
 

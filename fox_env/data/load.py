@@ -1,37 +1,25 @@
-"""From files to a chain of front contracts: recognize, read, repair, resample, roll."""
+"""From files to a chain of front contracts: recognize, read, repair, resample, roll, add order flow."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from fox_env.contracts import CONTRACTS, Contract, get_contract
-from fox_env.data import dbn, rolls, tabular
-from fox_env.data.bars import Bars, Chunk, concatenate, interval_ns, resample
+from fox_env.data import clean, dbn, flow, rolls, sources, tabular
+from fox_env.data.bars import INTERVALS_NS, Bars, Chunk, bar_size, concatenate, resample
 from fox_env.data.calendar import HOURS, sessions, trade_dates
+from fox_env.data.dbn import DbnFile
 from fox_env.data.features import Feature
 from fox_env.data.rolls import Segment, outright
 from fox_env.market import Market, build_market
 
-IMPOSSIBLE_STEP = 0.01
-"""Share of the price by which a bar may open away from the close of a bar that ends where it starts. Real 5-minute bars
-of 2014-2021 reach 0.0064 and 1-minute bars of 2025 0.003."""
-
-IMPOSSIBLE_DAY = 0.20
-"""Share by which a price may lie away from the close before it: the price limit of a whole day."""
-
-REFUSED_SHARE = 0.01
-"""Share of bars above which impossible returns, overlapping or misaligned bars are no slips but a corrupt series."""
-
-_REFUSED_LEAST = 5  # so that a single slip does not condemn a short file
 _DAY_NS = 86_400_000_000_000
-_PRICES = ("open", "high", "low", "close")
-_DBN_ENDINGS = (".dbn", ".dbz", ".frag")
+_MINUTE_NS = 60_000_000_000
 
 
 def load_segments(
@@ -40,11 +28,15 @@ def load_segments(
     symbol: str = "ES",
     bars: str | None = None,
     tz: str | None = None,
-    stamp: str = "start",
-    columns: Mapping[str, str] | None = None,
+    stamp: str | None = None,
+    columns: Mapping[str, str | int] | Sequence[str] | None = None,
     max_bars: int = 0,
     roll: str = "volume",
     hours: str = "all",
+    mbp10: str | Path | None = None,
+    trades: str | Path | None = None,
+    definitions: str | Path | None = None,
+    contract: Contract | None = None,
 ) -> tuple[list[Segment], int, dict[str, int | str], dict[str, object]]:
     """Load bars as a chain of front contracts.
 
@@ -58,23 +50,34 @@ def load_segments(
     (``rows_range_widened``), a missing or negative volume is 0 (``rows_without_volume``), rows out of time order are
     sorted (``rows_unsorted``). Only counted: bars with a volume of zero (``rows_zero_volume``) and returns that no
     market can have (``impossible_returns``, see `IMPOSSIBLE_STEP` and `IMPOSSIBLE_DAY`). Overlapping or misaligned bars
-    or impossible returns above `REFUSED_SHARE` of all bars are an error.
+    or impossible returns above `REFUSED_SHARE` of all bars are an error. What happens to trades is counted under
+    ``trades_…``, see `ticks.TradeBars`, and to books under ``book_…``, see `orderflow.BookFlow`; of files that overlap,
+    trades and books that an earlier file had in time already are dropped (``trades_overlapping``,
+    ``book_overlapping``).
 
     Args:
         path: a file, a glob, or a directory, in which a sub-directory named as `symbol` or its parent symbol comes
-            first. DBN, text (.csv, .txt, .tsv) or Parquet, all files of one kind.
+            first. DBN of one or several schemas, text (.csv, .txt, .tsv), JSON or Parquet.
         symbol: root (``"ES"``), parent (``"ES.FUT"``), contract (``"ESH4"``) or continuous symbol (``"ES.c.0"``).
-        bars: length of the bars, one of `INTERVALS_NS`; None leaves them as they are. Bars up to one hour start at
-            multiples of their length since 1970 UTC, daily ones with the session. A last bar that is not over by the
-            end of the data is dropped (``bars_unfinished``).
-        tz, stamp, columns: of text and Parquet files, see `tabular.read_tabular`.
+        bars: length of the bars, one of `INTERVALS_NS`, or ``"vol:N"`` for bars of N contracts, which are made of
+            trades; None leaves bars as they are. Time bars up to one hour start at multiples of their length since 1970
+            UTC, daily ones with the session. A last bar that is not over by the end of the data is dropped
+            (``bars_unfinished``).
+        tz, stamp, columns: of text, JSON and Parquet files, see `tabular.read_tabular`.
         max_bars: keep the first that many front bars; 0 keeps all.
         roll: see `rolls.chain`.
         hours: ``"all"``, or ``"rth"`` for 08:30 to 15:00 in Chicago.
+        mbp10: DBN of books of the same contracts, MBP-10 or another of `dbn.BOOK_SCHEMAS`: order flow and the quotes at
+            each bar's close. Sessions without them are left out (``bars_without_book``). Without `mbp10`, books among
+            the files of `path` serve.
+        trades: DBN of trades of the same contracts, for the aggressors' volumes, or for the bars where `path` has none
+            of which they can be made. Sessions without them are left out (``bars_without_trades``).
+        definitions: DBN of definitions, to be compared with `contract`; those among the files of `path` are too.
+        contract: the terms; None takes those of the root that `symbol` begins with, where Fox knows it.
 
     Returns:
-        The segments in time order, the length of a bar in nanoseconds, `quality` (counts, and texts under ``_first``),
-        and the provenance.
+        The segments in time order, the length of a bar in nanoseconds (0 for volume bars), `quality` (counts, and texts
+        under ``_first``), and the provenance.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -86,53 +89,47 @@ def load_segments(
         raise ValueError(f"hours {hours!r} is unknown, expected one of {', '.join(HOURS)}")
     if roll not in rolls.ROLL_RULES:
         raise ValueError(f"roll {roll!r} is unknown, expected one of {', '.join(rolls.ROLL_RULES)}")
-    wanted = None if bars is None else interval_ns(bars)
-    files, kind = find_files(path, symbol)
-    quality: dict[str, int | str] = {"files": len(files)}
-    if kind == "dbn":
-        chunks, schema = dbn.read_ohlcv(files, symbol=symbol, quality=quality)
-        interval = dbn.SCHEMAS[schema]
+    target, size = (None, 0) if bars is None else bar_size(bars)
+    contract = contract or CONTRACTS.get(sources.symbol_root(symbol))
+    paths, kind = sources.find_files(path, symbol)
+    quality: dict[str, int | str] = {"files": len(paths)}
+    main = sources.open_all(paths, quality) if kind == "dbn" else []
+    further = {
+        name: sources.open_all(sources.find_dbn(place, symbol, name), quality)
+        for name, place in (("mbp10", mbp10), ("trades", trades), ("definitions", definitions))
+        if place is not None
+    }
+    ticks = sources.distinct([*further.get("trades", ()), *main, *further.get("mbp10", ())])
+    books = further.get("mbp10") or main
+    _check_terms(main, further.get("definitions"), contract, quality)
+
+    source = sources.price_source(path, main, ticks, kind, target, size, bars)
+    if source in dbn.TRADE_SCHEMAS:
+        interval = target if target <= INTERVALS_NS["1h"] else _MINUTE_NS
+        contracts, end = _bars_of_trades(path, ticks, source, interval, size, symbol, contract, hours, quality)
+        stamp = None
     else:
-        chunks, interval = tabular.read_tabular(
-            files, symbol=symbol, tz=tz, stamp=stamp, columns=columns, bars=wanted, quality=quality
-        )
-        schema = f"{interval / 1e9:g} s"
-    target = wanted or interval
-    if target % interval:
-        raise ValueError(f"{path} holds bars of {interval / 1e9:g} s, of which {bars} bars cannot be made")
-
-    root = next((c.root for c in map(outright, (chunk.contract for chunk in chunks)) if c), symbol_root(symbol))
-    tick = CONTRACTS[root].tick if root in CONTRACTS else None
-    contracts: dict[str, Bars] = {}
-    by_name: dict[str, list[Chunk]] = {}
-    for chunk in chunks:
-        by_name.setdefault(chunk.contract, []).append(chunk)
-    del chunks
-    for name in list(by_name):
-        try:
-            cleaned = _clean(by_name.pop(name), tick=tick, hours=hours, target=target, quality=quality)
-        except ValueError as error:  # the calendar does not know the dates
-            raise ValueError(f"{path}: {error}") from error
-        if len(cleaned):
-            contracts[name] = cleaned
-    total = sum(len(own) for own in contracts.values())
-    if not total:
-        raise ValueError(f"{path} holds no usable bar of {symbol!r} in trading hours")
-    for key, what in (
-        (
-            "impossible_returns",
-            f"have impossible returns (over {IMPOSSIBLE_STEP:.0%} between a close and the next open)",
-        ),
-        ("rows_overlapping", "start before the one before has ended"),
-        ("rows_misaligned", f"reach over the end of the {bars} bar that they start in"),
-    ):
-        count = int(quality[key])
-        if count > max(REFUSED_SHARE * total, _REFUSED_LEAST):
-            raise ValueError(f"{path} is corrupt: {count} of {total} bars {what}, the first {quality[f'{key}_first']}")
-
-    quality["bars_unfinished"] = 0
-    if target != interval:
+        if source is not None:
+            interval = dbn.BAR_SCHEMAS[source]
+            chunks: Iterable[Chunk] = dbn.read_ohlcv(
+                sources.holding(main, source), source, symbol=symbol, quality=quality
+            )
+        else:
+            table = tabular.read_tabular(
+                paths, symbol=symbol, tz=tz, stamp=stamp, columns=columns, bars=target, quality=quality
+            )
+            chunks, interval, stamp = table.chunks, table.length, table.stamp
+            source = f"{interval / 1e9:g} s"
+        if target is not None and target % interval:
+            raise ValueError(f"{path} holds bars of {interval / 1e9:g} s, of which {bars} bars cannot be made")
+        contracts = _clean_all(path, chunks, symbol, target or interval, contract, hours, quality)
         end = max(int(own.ts[-1]) for own in contracts.values())
+    target = interval if target is None else target
+    total = sum(len(own) for own in contracts.values())
+    clean.refuse_corrupt(str(path), total, bars, quality)
+
+    quality.setdefault("bars_unfinished", 0)
+    if target != interval:
         contracts = {name: _resample(own, target, end, hours, quality) for name, own in contracts.items()}
         contracts = {name: own for name, own in contracts.items() if len(own)}
         if not contracts:
@@ -143,152 +140,138 @@ def load_segments(
         raise ValueError(f"{path} holds single contracts beside a continuous series: {', '.join(sorted(contracts))}")
     else:
         segments = rolls.follow(_runs(contracts), quality)
+    del contracts
+
+    identity = _identity(main)
+    flows = []
+    if "trades" in further and source not in dbn.TRADE_SCHEMAS:
+        flows.append(schema := sources.best(dbn.TRADE_SCHEMAS, further["trades"], trades))
+        joined = flow.add_trades(segments, sources.holding(further["trades"], schema), schema, identity, quality)
+        if not joined:
+            names = ", ".join(dict.fromkeys(segment.instrument for segment in segments))
+            raise ValueError(f"trades {trades} holds no trades of {names} in the sessions that have bars")
+        segments = joined
+    if (schema := sources.best(dbn.BOOK_SCHEMAS, books, mbp10)) is not None:
+        joined = flow.add_books(segments, sources.holding(books, schema), schema, identity, contract, hours, quality)
+        if mbp10 is None and source != schema:
+            # Nobody asked for order flow: it must not cost bars unsaid.
+            kept = sum(len(segment.bars) - segment.first for segment in joined)
+            lost = quality.pop("bars_without_book")
+            if kept and lost:
+                raise ValueError(
+                    f"{path} holds {schema} for the sessions of {kept} of {kept + lost} bars: give mbp10= to keep "
+                    "these alone, or the path of the bars alone"
+                )
+            joined = joined if kept else None
+        elif not joined:
+            names = ", ".join(dict.fromkeys(segment.instrument for segment in segments))
+            raise ValueError(f"mbp10 {mbp10} holds no book of {names} in the sessions that have bars")
+        if joined:
+            segments = joined
+            flows.append(schema)
     segments = _first_bars(segments, max_bars)
     provenance = {
-        "path": str(path), "files": [file.name for file in files], "format": kind, "schema": schema, "symbol": symbol,
-        "bars": bars or schema, "tz": tz, "stamp": stamp, "roll": roll, "hours": hours, "max_bars": max_bars,
+        "path": str(path), "files": [file.name for file in paths], "format": kind, "schema": source,
+        "order_flow": flows, "mbp10": mbp10 and str(mbp10), "trades": trades and str(trades),
+        "definitions": definitions and str(definitions), "symbol": symbol, "bars": bars or source, "tz": tz,
+        "stamp": stamp, "roll": roll, "hours": hours, "max_bars": max_bars,
         "contracts": list(dict.fromkeys(segment.instrument for segment in segments)),
     }  # fmt: skip
     return segments, target, quality, provenance
 
 
-def find_files(path: str | Path, symbol: str) -> tuple[list[Path], str]:
-    """The files of a path and their kind, ``"dbn"`` or ``"table"``.
+def _check_terms(
+    main: Sequence[DbnFile],
+    given: Sequence[DbnFile] | None,
+    contract: Contract | None,
+    quality: dict[str, int | str],
+) -> None:
+    """Compare the definitions that there are with the contract's terms.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: no file of a known kind, or files of both kinds.
+        ValueError: they differ, or those that were given are of something else.
     """
-    place = Path(path)
-    if place.is_dir():
-        root = symbol_root(symbol)
-        inner = [place / name for name in dict.fromkeys((symbol, f"{root}.FUT", root)) if (place / name).is_dir()]
-        place = inner[0] if inner else place
-        found = sorted(file for file in place.iterdir() if file.is_file() and _kind(file))
-        if not found:
-            raise ValueError(f"{place} holds no file with bars: .dbn, .dbn.zst, .csv, .txt, .tsv or .parquet")
-    elif place.exists():
-        found = [place]
-    else:
-        found = sorted(Path(name) for name in glob.glob(str(path)) if Path(name).is_file())
-        if not found:
-            raise FileNotFoundError(f"{path} does not exist")
-    kinds: dict[str, Path] = {}
-    for file in found:
-        kind = _kind(file)
-        if kind is None:
-            raise ValueError(f"{file} is of an unknown kind, expected .dbn, .dbn.zst, .csv, .txt, .tsv or .parquet")
-        kinds.setdefault(kind, file)
-    if len(kinds) > 1:
-        raise ValueError(f"{kinds['dbn']} and {kinds['table']} are of different kinds, expected DBN or tables alone")
-    return found, next(iter(kinds))
+    if given is not None:
+        sources.best((dbn.DEFINITIONS,), given, dbn.where([file.path for file in given]))
+    files = sources.holding(sources.distinct([*main, *(given or ())]), dbn.DEFINITIONS)
+    if not files or contract is None:
+        return
+    compared = dbn.check_definitions(files, contract)
+    if given is not None and not compared:
+        raise ValueError(f"{dbn.where([file.path for file in given])} holds no definition of a {contract.name} future")
+    quality["definitions"] = compared
 
 
-def _kind(file: Path) -> str | None:
-    endings = [ending.lower() for ending in file.suffixes]
-    if any(ending in _DBN_ENDINGS for ending in endings):
-        return "dbn"
-    known = tabular.TEXT_ENDINGS + tabular.PARQUET_ENDINGS
-    return "table" if endings and endings[-1] in known else None
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where rows come from: [T] indices of chunks and row numbers."""
-
-    files: Sequence[str]
-    file: np.ndarray
-    row: np.ndarray
-
-    def take(self, rows: np.ndarray) -> _Origin:
-        return _Origin(self.files, self.file[rows], self.row[rows])
-
-    def note(self, quality: dict[str, int | str], key: str, rows: np.ndarray, start: np.ndarray) -> None:
-        """Count `rows`, a mask, under `key`, and describe the first of them if it is the first of its kind."""
-        count = int(np.count_nonzero(rows))
-        quality[key] = int(quality.get(key, 0)) + count
-        if count and f"{key}_first" not in quality:
-            k = int(np.argmax(rows))
-            when = np.datetime_as_string(np.datetime64(int(start[k]), "ns"), unit="s")
-            quality[f"{key}_first"] = f"in row {self.row[k]} of {self.files[self.file[k]]} ({when} UTC)"
-
-
-def _clean(chunks: list[Chunk], *, tick: float | None, hours: str, target: int, quality: dict[str, int | str]) -> Bars:
-    """One contract's rows, repaired by the rules that `load_segments` states, ready for bars of `target` ns."""
-    bars = concatenate([chunk.bars for chunk in chunks])
-    origin = _Origin(
-        [chunk.file for chunk in chunks],
-        np.repeat(np.arange(len(chunks), dtype=np.int32), [len(chunk.row) for chunk in chunks]),
-        np.concatenate([chunk.row for chunk in chunks]),
-    )
-    running = [np.maximum.accumulate(chunk.bars.start) > chunk.bars.start for chunk in chunks]
-    origin.note(quality, "rows_unsorted", np.concatenate(running), bars.start)
-
-    def drop(key: str, bad: np.ndarray) -> None:
-        nonlocal bars, origin
-        origin.note(quality, key, bad, bars.start)
-        if bad.any():
-            bars, origin = bars.take(~bad), origin.take(~bad)
-
-    prices = [getattr(bars, name) for name in _PRICES]
-    drop("rows_bad_price", ~np.logical_and.reduce([np.isfinite(price) & (price > 0) for price in prices]))
-    columns = {name: getattr(bars, name) for name in _PRICES}
-    if tick is not None:
-        on_tick = {name: np.round(price / tick) * tick for name, price in columns.items()}
-        off = np.logical_or.reduce([np.abs(on_tick[name] - columns[name]) > 1e-6 * tick for name in _PRICES])
-        origin.note(quality, "rows_off_tick", off, bars.start)
-        columns = on_tick
-    highest, lowest = np.maximum.reduce(list(columns.values())), np.minimum.reduce(list(columns.values()))
-    wrong = (columns["high"] < highest) | (columns["low"] > lowest)
-    origin.note(quality, "rows_range_widened", wrong, bars.start)
-    columns |= {"high": highest, "low": lowest}
-    missing = ~(bars.volume >= 0) | np.isinf(bars.volume)
-    origin.note(quality, "rows_without_volume", missing, bars.start)
-    origin.note(quality, "rows_zero_volume", bars.volume == 0, bars.start)
-    bars = Bars(bars.start, bars.ts, **columns, volume=np.where(missing, 0.0, bars.volume), extra=bars.extra)
-
-    if np.any(np.diff(bars.start) < 0):
-        order = np.argsort(bars.start, kind="stable")
-        bars, origin = bars.take(order), origin.take(order)
-    repeats = np.zeros(len(bars), bool)
-    repeats[1:] = bars.start[1:] == bars.start[:-1]
-    same = repeats.copy()
-    for name in (*_PRICES, "volume"):
-        column = getattr(bars, name)
-        same[1:] &= column[1:] == column[:-1]
-    origin.note(quality, "rows_duplicate", same, bars.start)
-    origin.note(quality, "rows_conflicting", repeats & ~same, bars.start)
-    if repeats.any():
-        bars, origin = bars.take(~repeats), origin.take(~repeats)
-    drop("rows_overlapping", _overlapping(bars))
-    drop("rows_closed_hours", ~sessions(bars.start, bars.ts, hours=hours).is_open)
-    joined = (bars.ts - bars.start < target) & (target < _DAY_NS)
-    drop("rows_misaligned", joined & (bars.start // target != (bars.ts - 1) // target))
-    origin.note(quality, "impossible_returns", _impossible(bars), bars.start)
-    return bars
-
-
-def _overlapping(bars: Bars) -> np.ndarray:
-    """Bars that start before the last bar that is none of these has ended."""
-    found = np.zeros(len(bars), bool)
-    kept = 0
-    for row in np.flatnonzero(bars.start[1:] < bars.ts[:-1]) + 1:
-        if not found[row - 1]:
-            kept = row - 1
-        found[row] = bars.start[row] < bars.ts[kept]
+def _identity(files: Sequence[DbnFile]) -> dbn.Intervals:
+    """Which instrument id was which symbol, in all files together."""
+    found: dbn.Intervals = {}
+    for file in files:
+        for identifier, intervals in file.intervals.items():
+            found.setdefault(identifier, []).extend(intervals)
     return found
 
 
-def _impossible(bars: Bars) -> np.ndarray:
-    """Bars that no market can have after the bar before them."""
-    found = np.zeros(len(bars), bool)
-    if len(bars) > 1:
-        before = bars.close[:-1]
-        wait = bars.start[1:] - bars.ts[:-1]
-        step = np.abs(bars.open[1:] / before - 1) > IMPOSSIBLE_STEP
-        day = np.maximum(bars.high[1:] / before - 1, 1 - bars.low[1:] / before) > IMPOSSIBLE_DAY
-        found[1:] = ((wait == 0) & step) | ((wait < 4 * _DAY_NS) & day)
-    return found
+def _clean_all(
+    path: str | Path, chunks: Iterable[Chunk], symbol: str, target: int, contract: Contract | None, hours: str,
+    quality: dict[str, int | str],
+) -> dict[str, Bars]:  # fmt: skip
+    """Repaired bars by contract."""
+    by_name: dict[str, list[Chunk]] = {}
+    for chunk in chunks:
+        by_name.setdefault(chunk.contract, []).append(chunk)
+    contracts: dict[str, Bars] = {}
+    for name in list(by_name):
+        try:
+            own = clean.clean(
+                by_name.pop(name), tick=contract and contract.tick, hours=hours, target=target, quality=quality
+            )
+        except ValueError as error:  # the calendar does not know the dates
+            raise ValueError(f"{path}: {error}") from error
+        if len(own):
+            contracts[name] = own
+    if not contracts:
+        raise ValueError(f"{path} holds no usable bar of {symbol!r} in trading hours")
+    return contracts
+
+
+def _bars_of_trades(
+    path: str | Path, files: Sequence[DbnFile], schema: str, interval: int, size: int, symbol: str,
+    contract: Contract | None, hours: str, quality: dict[str, int | str],
+) -> tuple[dict[str, Bars], int]:  # fmt: skip
+    """Bars by contract, and where the data end."""
+    from fox_env.data.ticks import TradeBars
+
+    files = sources.holding(files, schema)
+    counts, seen = Counter(read=0, spreads=0, other_symbols=0, unmapped=0), Counter()
+    makers: dict[str, TradeBars] = {}
+    for piece in flow.forward(files, schema, dbn.wanted(symbol), counts, seen):
+        if piece.name not in makers:
+            makers[piece.name] = TradeBars(
+                interval=interval, contracts=size, tick=contract and contract.tick, hours=hours
+            )
+        try:
+            makers[piece.name].add(piece.records)
+        except ValueError as error:  # the calendar does not know the dates
+            raise ValueError(f"{piece.file.path}: {error}") from error
+    dbn.check_found(files, makers, symbol, seen, "trades")
+    counts["read"] = 0  # of books, not only trades
+    end = max(maker.last for maker in makers.values()) + 1
+    contracts: dict[str, Bars] = {}
+    unfinished = 0
+    for name in list(makers):
+        maker = makers.pop(name)
+        counts.update(maker.counts)
+        own, cut = maker.finish(end)
+        unfinished += cut
+        if len(own):
+            contracts[name] = own
+            clean.check_returns(name, own, quality)
+    dbn.add_counts(quality, "trades", counts)
+    quality["bars_unfinished"] = unfinished
+    flow.refuse_unsorted(path, "trades", int(quality["trades_read"]), int(quality["trades_unsorted"]))
+    if not contracts:
+        raise ValueError(f"{path} holds no trades of {symbol!r} in trading hours that make up a bar")
+    return contracts, end
 
 
 def _resample(bars: Bars, target: int, end: int, hours: str, quality: dict[str, int | str]) -> Bars:
@@ -341,40 +324,58 @@ def load_market(
     symbol: str = "ES",
     bars: str | None = None,
     tz: str | None = None,
-    stamp: str = "start",
-    columns: Mapping[str, str] | None = None,
+    stamp: str | None = None,
+    columns: Mapping[str, str | int] | Sequence[str] | None = None,
     max_bars: int = 0,
     roll: str = "volume",
     hours: str = "all",
+    mbp10: str | Path | None = None,
+    trades: str | Path | None = None,
+    definitions: str | Path | None = None,
     contract: str | Contract | None = None,
     features: Sequence[str | Feature] | None = None,
     drop: Sequence[str] = (),
+    cache: str | Path | None = None,
 ) -> Market:
-    """A market from files: DBN of the ohlcv schemas, text or Parquet.
+    """A market from files: DBN, text, JSON or Parquet.
 
     Args:
-        path, symbol, bars, tz, stamp, columns, max_bars, roll, hours: as `load_segments` takes them, which says what is
-            dropped and repaired; ``market.quality`` counts it.
+        path, symbol, bars, tz, stamp, columns, max_bars, roll, hours, mbp10, trades, definitions: as `load_segments`
+            takes them, which says what is dropped and repaired; ``market.quality`` counts it.
         contract: a `Contract` or its name; None takes the one that `symbol` begins with.
         features, drop: as `Market.from_bars` takes them.
+        cache: folder of built markets. One that was built of the same files with the same arguments is opened, as
+            memory maps, else the market is built and kept there.
 
     Raises:
         FileNotFoundError: nothing is there.
         ValueError: bad input, an unknown contract, or too few bars, in one sentence.
     """
-    root = get_contract(symbol_root(symbol) if contract is None else contract)
-    segments, interval, quality, provenance = load_segments(
-        path, symbol=symbol, bars=bars, tz=tz, stamp=stamp, columns=columns, max_bars=max_bars, roll=roll, hours=hours
-    )
-    try:
-        return build_market(
-            segments, root, interval, hours=hours, features=features, drop=drop, quality=quality, provenance=provenance
-        )
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    root = get_contract(sources.symbol_root(symbol) if contract is None else contract)
+    options = {
+        "symbol": symbol, "bars": bars, "tz": tz, "stamp": stamp, "columns": columns, "max_bars": max_bars,
+        "roll": roll, "hours": hours, "mbp10": mbp10, "trades": trades, "definitions": definitions,
+    }  # fmt: skip
 
+    def build() -> Market:
+        segments, interval, quality, provenance = load_segments(path, contract=root, **options)
+        try:
+            return build_market(
+                # Handed over one after another, so that no contract's bars are held longer than needed.
+                (segments.pop(0) for _ in range(len(segments))),
+                root, interval, hours=hours, features=features, drop=drop, quality=quality, provenance=provenance,
+            )  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
-def symbol_root(symbol: str) -> str:
-    """``"ES"`` of ``"ES"``, ``"ES.FUT"``, ``"ES.c.0"`` and ``"ESH4"``."""
-    name = outright(symbol, near=0)  # the year does not matter
-    return name.root if name else symbol.partition(".")[0]
+    if cache is None:
+        return build()
+    from fox_env.data.cache import open_or_build
+
+    files = [*sources.find_files(path, symbol)[0]]
+    for name, place in (("mbp10", mbp10), ("trades", trades), ("definitions", definitions)):
+        files += [] if place is None else sources.find_dbn(place, symbol, name)
+    return open_or_build(
+        cache, files=files, options=options | {"contract": root, "features": features, "drop": drop}, build=build,
+        order_flow=mbp10 is not None,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,10 +16,14 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fox_env import Contract, FoxES, FoxESDiscrete, FoxESVectorEnv, Market, dynamics
-from fox_env.data.features import Feature, complement
+from fox_env import Contract, FoxES, FoxESDiscrete, FoxESVectorEnv, Market, dynamics, evaluate
+from fox_env.data.bars import Bars
+from fox_env.data.features import ODD, Feature, complement
+from fox_env.data.rolls import Segment
 from fox_env.engine import Game, compile_rule
-from tests.env.games import ZERO, make_bars, make_market, play, random_market
+from fox_env.files import write_arrays
+from fox_env.market import build_market
+from tests.env.games import MINUTES, MORNING, ZERO, make_bars, make_market, play, random_market
 
 seeds = st.integers(0, 2**31)
 games = st.fixed_dictionaries(
@@ -366,9 +371,6 @@ def test_a_size_that_is_not_finite_is_unknown(size):
 
 def test_price_gap_between_contracts_is_never_earned():
     """On constant prices with a constant spread between contracts every roll costs exactly its costs."""
-    from fox_env.data.rolls import Segment
-    from tests.env.games import MINUTES, MORNING
-
     old = make_bars([(4000.0,) * 4] * 10)
     new = make_bars([(4031.5,) * 4] * 10, start=MORNING + 25 * MINUTES)
     market = make_market([Segment("A", old, 0, 0.0), Segment("B", new, 5, 31.5)])
@@ -409,49 +411,178 @@ def test_hindsight_never_looks_past_the_end_or_into_a_roll_gap():
     assert half[95] == pytest.approx(closes[99] - closes[95])
 
 
-def test_market_survives_a_round_trip_to_disk(tmp_path):
-    market = random_market(np.random.default_rng(4))
-    market.save(tmp_path / "market.npz")
-    loaded = type(market).load(tmp_path / "market.npz")
-    assert loaded.fingerprint == market.fingerprint
-    np.testing.assert_array_equal(loaded.tape(), market.tape())
-    np.testing.assert_array_equal(loaded.mirror, market.mirror)
-    np.testing.assert_array_equal(loaded.observed, market.observed)
-    assert [p.name for p in tmp_path.iterdir()] == ["market.npz"]
-    (tmp_path / "bad.npz").write_bytes(b"no")
-    with pytest.raises(ValueError, match="is not a saved market"):
-        type(market).load(tmp_path / "bad.npz")
-
-
 def test_damaged_files_are_no_saved_market(tmp_path):
-    path = tmp_path / "market.npz"
+    path = tmp_path / "market"
     market = random_market(np.random.default_rng(4), 50)
     market.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["market"]
     data = path.read_bytes()
-    damaged = [b"", *(data[:length] for length in (10, len(data) // 2, len(data) - 1))]
+    damaged = [b"", b"no", *(data[:length] for length in (10, len(data) // 2, len(data) - 1))]
     for at in np.random.default_rng(0).integers(0, len(data), 60).tolist():
         damaged.append(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
-    messages = []
     for content in damaged:
         path.write_bytes(content)
-        try:  # a flipped byte may lie where it does not matter, such as in a date
-            assert type(market).load(path).fingerprint == market.fingerprint
-        except ValueError as error:
-            messages.append(str(error))
-    assert set(messages) == {f"{path} is not a saved market"}
-    assert len(messages) > 40
-    for meta in (b"{}", b"[]", b'{"schema": 1}'):
-        np.savez(path, meta=np.frombuffer(meta, np.uint8))
-        with pytest.raises(ValueError, match=r"market\.npz is not a saved market"):
-            type(market).load(path)
-    np.savez(path, meta=np.frombuffer(b'{"schema": 99}', np.uint8))
-    with pytest.raises(ValueError, match=r"market\.npz has schema 99, expected 1"):
-        type(market).load(path)
-    np.save(tmp_path / "a.npy", np.zeros(3))
-    with pytest.raises(ValueError, match=r"a\.npy is not a saved market"):
-        type(market).load(tmp_path / "a.npy")
+        with pytest.raises(ValueError, match=r"market is not a file of arrays"):
+            Market.load(path)
+    with path.open("wb") as file:
+        np.savez(file, meta=np.zeros(3, np.uint8))
+    with pytest.raises(ValueError, match=r"market is not a file of arrays"):
+        Market.load(path)
+    arrays, texts = market.to_arrays()
+    for changed, message in (
+        ({"schema": "1"}, r"market has schema 1, expected schema 2$"),
+        ({"market": "{}"}, r"market is not a saved market \(KeyError\('contract'\)\)$"),
+        ({"market": "[]"}, r"market is not a saved market \(TypeError\("),
+        (
+            {"market": texts["market"].replace('"tick": 0.25', '"tick": -1')},
+            r"market is not a saved market \(ValueError",
+        ),
+    ):
+        write_arrays(path, arrays, texts | changed)
+        with pytest.raises(ValueError, match=message):
+            Market.load(path)
+    write_arrays(path, arrays, {})
+    with pytest.raises(ValueError, match=r"market is not a saved market, expected schema 2$"):
+        Market.load(path)
+    del arrays["gap"]
+    write_arrays(path, arrays, texts)
+    with pytest.raises(ValueError, match=r"market is not a saved market \(KeyError\('gap'\)\)$"):
+        Market.load(path)
     with pytest.raises(FileNotFoundError):
-        type(market).load(tmp_path / "none.npz")
+        Market.load(tmp_path / "none")
+
+
+def test_fingerprints_tell_games_apart():
+    """Whatever a step reads changes it: quotes, sizes, locks, sessions; extra columns do not."""
+    market = random_market(np.random.default_rng(4), 60)
+
+    def with_column(name: str, column: np.ndarray) -> Market:
+        return replace(market, bars=replace(market.bars, **{name: column}))
+
+    prints = [market.fingerprint]
+    for name in ("ts", "open", "volume", "bid", "ask", "bid_size", "ask_size"):
+        changed = getattr(market.bars, name).copy()
+        changed[7] += 1
+        changed[np.isnan(changed)] = 0
+        prints.append(with_column(name, changed).fingerprint)
+    prints.append(with_column("ask_size", None).fingerprint)
+    for name in ("features", "session", "after_break", "session_last", "fraction_left", "roll", "gap", "lock",
+                 "decision", "volatility", "instrument"):  # fmt: skip
+        changed = getattr(market, name).copy()
+        changed[7] = ~changed[7] if changed.dtype == bool else changed[7] + 1
+        prints.append(replace(market, **{name: changed}).fingerprint)
+    assert len(set(prints)) == len(prints)
+    assert replace(market, bars=replace(market.bars, extra={})).fingerprint == market.fingerprint
+
+
+def test_volatility_is_a_root_mean_square_with_falling_weights():
+    """Span 100, so a change weighs 99/101 of the one after it: closes 0, 3, 3 give √(9·99/101 / (1 + 99/101))."""
+    market = make_market(make_bars([(c,) * 4 for c in (4000.0, 4003.0, 4003.0, 4003.25)], bid=[1.0] * 4))
+    w = 99 / 101
+    expected = [0.25, 3.0, np.sqrt(9 * w / (1 + w)), np.sqrt((9 * w**2 + 0.0625) / (1 + w + w**2))]
+    np.testing.assert_allclose(market.volatility, expected, rtol=1e-14)
+    closes = 4000 + np.cumsum(np.random.default_rng(0).integers(-8, 9, 5_000)) * 0.25
+    frame = pd.Series(np.diff(closes) ** 2)
+    market = make_market(make_bars([(c,) * 4 for c in closes]))
+    np.testing.assert_allclose(market.volatility[1:], np.sqrt(frame.ewm(span=100).mean()), rtol=1e-12)
+
+
+def test_bars_of_a_chain_are_joined():
+    """The front bars of each contract; a column that one of them lacks is NaN there, and its own arrays stay as is."""
+    a = make_bars([(4000.0,) * 4] * 3, bid=[3999.0, 3999.25, 3999.5])
+    b = make_bars([(4010.0,) * 4] * 4, start=MORNING + 10 * MINUTES)
+    b = replace(b, extra={"x": np.arange(4.0)})
+    c = make_bars([(4020.0,) * 4] * 2, start=MORNING + 30 * MINUTES)
+    given = [Segment("A", a, 0, 0.0), Segment("B", b, 1, 10.0), Segment("C", c, 0, np.nan)]
+    market = make_market(given)
+    assert len(given) == 3
+    assert market.bars.close.tolist() == [4000.0] * 3 + [4010.0] * 3 + [4020.0] * 2
+    assert market.bars.start.dtype == market.bars.ts.dtype == np.int64
+    assert (np.diff(market.ts) == 5 * MINUTES).all()
+    np.testing.assert_array_equal(market.bars.bid, [3999.0, 3999.25, 3999.5] + [np.nan] * 5)
+    np.testing.assert_array_equal(market.bars.extra["x"], [np.nan] * 3 + [1.0, 2.0, 3.0] + [np.nan] * 2)
+    assert market.bars.ask is None
+    assert market.instrument.tolist() == [0] * 3 + [1] * 3 + [2] * 2
+    assert (market.roll.tolist(), market.gap[3]) == ([0, 0, 0, 1, 0, 0, 2, 0], 10.0)
+    # A feature that is warm after two bars of a contract: bars 2, then 4 and 5 (B has one bar before it is the front).
+    slow = Feature("slow", ODD, 2, lambda x: np.arange(1.0, len(x.bars) + 1))
+    market = make_market(given, features=[slow])
+    assert market.features[:, 0].tolist() == [0, 0, 3, 0, 3, 4]  # C is never warm, and left out
+    assert market.decision.tolist() == [False, False, True, False, True, True]
+    assert market.roll.tolist() == [0, 0, 0, 2, 0, 0]
+    assert market.quality["warmup_bars"] == 3
+    with pytest.raises(ValueError, match=r"^8 bars are too few: the features need 3 bars to warm up, so at least 5 of"):
+        make_market(given, features=[replace(slow, warmup=3)])
+
+
+def test_segments_handed_over_are_let_go():
+    """Each contract's bars can be freed before the next one is used."""
+    alive: list[weakref.ref] = []
+    seen = []
+
+    def count(x) -> np.ndarray:
+        seen.append(sum(ref() is not None for ref in alive))
+        return np.zeros(len(x.bars))
+
+    segments = []
+    for k in range(3):
+        bars = make_bars([(4000.0,) * 4] * 3, start=MORNING + 15 * k * MINUTES)
+        alive.append(weakref.ref(bars.close))
+        segments.append(Segment(f"C{k}", bars, 0, 0.0))
+    del bars
+    handed_over = (segments.pop(0) for _ in range(3))
+    build_market(handed_over, "ES", 5 * MINUTES, features=[Feature("count", ODD, 0, count)])
+    assert seen == [3, 2, 1]
+
+
+def volume_market(rng: np.random.Generator, bars: int = 900) -> Market:
+    """Bars of 100 contracts: as long as they take, several at one instant, none over a session break."""
+    wait = np.where(rng.random(bars) < 0.2, 0, rng.integers(1, 400 * 1_000_000_000, bars))
+    ts = MORNING + np.cumsum(wait)
+    for day in range(3):  # sessions end at 16:00, and the next open an hour later
+        ts = np.where(ts >= MORNING + (7 + 24 * day) * 60 * MINUTES, ts + 61 * MINUTES, ts)
+    start = np.concatenate([ts[:1], ts[:-1]])
+    start = np.where(np.diff(ts, prepend=ts[0]) > 60 * MINUTES, ts - MINUTES // 2, start)
+    close = 4000 + 0.25 * np.cumsum(rng.integers(-3, 4, bars))
+    open_ = np.concatenate([close[:1], close[:-1]])
+    made = Bars(start, ts, open_, np.maximum(open_, close), np.minimum(open_, close), close, np.full(bars, 100.0))
+    return build_market([Segment("ESH24", made, 0, 0.0)], "ES", 0, provenance={"bars": "vol:100"})
+
+
+def test_volume_bars_play(tmp_path):
+    market = volume_market(np.random.default_rng(1))
+    assert market.interval_ns == 0
+    assert "900 bars of vol:100, 2024-03-05 to 2024-03-" in repr(market)
+    assert (np.diff(market.ts) == 0).sum() > 100
+    assert (np.diff(market.ts) >= 0).all()
+    # A bar after the daily close follows a break, and the one before it ends its session.
+    later = np.flatnonzero(np.diff(market.ts) > 60 * MINUTES) + 1
+    assert len(later) >= 2
+    np.testing.assert_array_equal(np.flatnonzero(market.after_break), [0, *later])
+    np.testing.assert_array_equal(np.flatnonzero(market.session_last), later - 1)
+    env = FoxES(market, episode_bars=0, min_hold_bars=1, margin=False)
+    first = int(np.flatnonzero(market.decision)[0])
+    _, info = env.reset(seed=0, options={"start": first})
+    path = [info["ts"]]
+    rng, done = np.random.default_rng(2), False
+    pnl, equity = 0.0, 200_000.0
+    while not done:
+        observation, _, _, done, info = env.step(rng.integers(0, 3, 4))
+        assert observation in env.observation_space
+        path.append(info["ts"])
+        pnl += info["pnl_points"]
+        equity = info["equity_usd"]
+    np.testing.assert_array_equal(path, market.ts[first:])
+    assert equity == pytest.approx(200_000 + 50 * pnl, abs=1e-6)
+    train, valid, test = market.split(0.4, 0.3)
+    assert [p.session[0] for p in (valid, test)] > [p.session[-1] for p in (train, valid)]
+    report = evaluate("long", test, seed=0).to_dict()
+    assert report["provenance"]["interval_s"] is None
+    market.save(tmp_path / "market")
+    assert repr(Market.load(tmp_path / "market")) == repr(market)
+    many = FoxESVectorEnv(3, train, episode_bars=20)
+    many.reset(seed=0)
+    assert many.step([[2, 2, 0, 1]] * 3)[4]["ts"].shape == (3,)
 
 
 def test_frames_of_bars():
