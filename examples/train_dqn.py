@@ -25,8 +25,11 @@ def train(run: Run) -> None:
     result = fit(trainer, run.resume)
     console.print(result.verdict, soft_wrap=True)
 
-    # One pass through the test part, every cost in it, beside simple policies that it has to beat.
-    report = fox_env.evaluate(result.agent, test_part, seed=profile.train.seed, **profile.game.settings())
+    # One pass through the test part, every cost in it, beside simple policies that it has to beat. If the agent was
+    # rejected, the report also shows what it would have made, as "candidate".
+    report = fox_env.evaluate(
+        result.agent, test_part, seed=profile.train.seed, others=result.agent.rejected, **profile.game.settings()
+    )
     report.print()
     report.save(run.out / "report.json")
     compare(report)

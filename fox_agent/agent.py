@@ -82,6 +82,11 @@ class Agent:
         kept_BK = torch.stack((keep_B.indices // 3, keep_B.indices % 3, action_BK[:, 2], action_BK[:, 3]), 1)
         return torch.where(stays_B[:, None], kept_BK, action_BK)
 
+    @property
+    def rejected(self) -> dict[str, Agent]:
+        """``{"candidate": …}``, the agent as it would play, if the gate rejected it; else nothing. For reports."""
+        return {} if self.deployed else {"candidate": replace(self, deployed=True)}
+
     def prepare(self, market: Market) -> Market:
         """The market as this agent observes it: its features checked by name, its normalizer attached.
 

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import fox_env
 from fox_agent.agent import Agent
+from fox_agent.data_cli import data_app
 from fox_agent.profile import Profile, load_profile, parse_override
 from fox_agent.trainer import PROFILE_FILE, Trainer, TrainResult
 from fox_env import BacktestReport, Market
@@ -26,7 +27,6 @@ REPORT_FILE = "report.json"
 
 console = Console()
 app = typer.Typer(help="E-mini futures: train and evaluate trading agents.", no_args_is_help=True, add_completion=False)
-data_app = typer.Typer(help="Markets: write synthetic ones, describe any.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
@@ -55,8 +55,10 @@ def load_data(profile: Profile) -> Market:
             data.synthetic, data.synthetic_bars, data.synthetic_seed, drop=data.drop_features
         )
     market = fox_env.load_market(
-        data.path, symbol=data.symbol, bars=data.bars or None, tz=data.tz or None, stamp=data.stamp, roll=data.roll,
-        hours=data.hours, max_bars=data.max_bars, drop=data.drop_features,
+        data.path, symbol=data.symbol, columns=data.columns or None, bars=data.bars or None, tz=data.tz or None,
+        stamp=data.stamp or None, roll=data.roll, hours=data.hours, max_bars=data.max_bars, drop=data.drop_features,
+        mbp10=data.mbp10_data_dir or None, trades=data.trades_data_dir or None,
+        definitions=data.definitions_data_dir or None, cache=data.cache_dir or None,
     )  # fmt: skip
     console.print(f"{market!r}\nquality: {_counts(market)}", highlight=False)
     return market
@@ -108,7 +110,14 @@ def fit(trainer: Trainer, resume: bool = False) -> TrainResult:
 
 
 def compare(report: BacktestReport) -> None:
-    """Print what share of the oracle's profit the agent made, where there is an oracle and it trades."""
+    """Print what a rejected agent would have made, and what share of the oracle's profit the agent made, where there
+    is an oracle and it trades."""
+    candidate = report.policies.get("candidate")
+    if candidate:
+        console.print(
+            f"candidate: the agent that the gate rejected; it would have made {candidate['net_pnl_usd']:,.0f} USD here",
+            soft_wrap=True,
+        )
     oracle = report.policies.get("oracle")
     if oracle and oracle["trades"]:
         mine = report.policies["agent"]
@@ -128,8 +137,9 @@ def train_run(run: Run) -> None:
     result = fit(trainer, run.resume)
     console.print(result.verdict, soft_wrap=True)
     report = fox_env.evaluate(
-        result.agent, test_part, seed=run.profile.train.seed, device=run.device, **run.profile.game.settings()
-    )
+        result.agent, test_part, seed=run.profile.train.seed, device=run.device, others=result.agent.rejected,
+        **run.profile.game.settings(),
+    )  # fmt: skip
     report.print()
     compare(report)
     report.save(run.out / REPORT_FILE)
@@ -146,8 +156,11 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         data: Annotated[
             Path | None, typer.Option(help="file, directory or glob of bars; the profile's market if not given")
         ] = None,
+        mbp10: Annotated[Path | None, typer.Option(help="book records of the same market, for order flow")] = None,
+        trades: Annotated[Path | None, typer.Option(help="trades of the same market")] = None,
+        cache: Annotated[Path | None, typer.Option(help="directory for built markets")] = None,
         symbol: Annotated[str | None, typer.Option(help="root, contract, parent or continuous symbol")] = None,
-        bars: Annotated[str | None, typer.Option(help="1s, 1m, 5m, 1h or 1d")] = None,
+        bars: Annotated[str | None, typer.Option(help="1s, 1m, 5m, 1h, 1d or vol:N")] = None,
         tz: Annotated[str | None, typer.Option(help="time zone of stamps without an offset")] = None,
         stamp: Annotated[str | None, typer.Option(help="start or end: which end of a bar its stamp names")] = None,
         train_end: Annotated[str | None, typer.Option(help="first date that is not trained on")] = None,
@@ -162,10 +175,11 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         _check_device(device)
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run")
+        paths = {"path": data, "mbp10_data_dir": mbp10, "trades_data_dir": trades, "cache_dir": cache}
         given = {
-            "data.path": None if data is None else str(Path.cwd() / data), "data.symbol": symbol, "data.bars": bars,
-            "data.tz": tz, "data.stamp": stamp, "data.train_end": train_end, "data.valid_end": valid_end,
-            "train.seed": seed,
+            **{f"data.{key}": None if path is None else str(Path.cwd() / path) for key, path in paths.items()},
+            "data.symbol": symbol, "data.bars": bars, "data.tz": tz, "data.stamp": stamp, "data.train_end": train_end,
+            "data.valid_end": valid_end, "train.seed": seed,
         }  # fmt: skip
         overrides = {key: value for key, value in given.items() if value is not None}
         if data is not None:
@@ -188,10 +202,13 @@ app.command("train")(training_command(train_run))
 def evaluate(
     agent: Annotated[Path, typer.Option(help="folder of an agent, such as runs/…/best")],
     data: Annotated[Path, typer.Option(help="file, directory or glob of bars")],
+    mbp10: Annotated[Path | None, typer.Option(help="book records of the same market, for order flow")] = None,
+    trades: Annotated[Path | None, typer.Option(help="trades of the same market")] = None,
+    cache: Annotated[Path | None, typer.Option(help="directory for built markets")] = None,
     symbol: str = "ES",
     bars: str | None = None,
     tz: str | None = None,
-    stamp: str = "start",
+    stamp: str | None = None,
     hours: str = "all",
     seed: int = 0,
     device: str = "cpu",
@@ -200,47 +217,16 @@ def evaluate(
     """Play a trained agent once through a market."""
     _check_device(device)
     loaded = Agent.load(agent, device)
-    market = loaded.prepare(fox_env.load_market(data, symbol=symbol, bars=bars, tz=tz, stamp=stamp, hours=hours))
-    report = fox_env.evaluate(loaded, market, seed=seed, device=device, **loaded.settings["game"])
+    market = fox_env.load_market(
+        data, symbol=symbol, bars=bars, tz=tz, stamp=stamp, hours=hours, mbp10=mbp10, trades=trades, cache=cache
+    )
+    report = fox_env.evaluate(
+        loaded, loaded.prepare(market), seed=seed, device=device, others=loaded.rejected, **loaded.settings["game"]
+    )
     report.print()
+    compare(report)
     if out is not None:
         report.save(out)
-
-
-@data_app.command()
-def synth(
-    out: Annotated[Path, typer.Argument(help="directory for the DBN file")],
-    kind: Annotated[str, typer.Option(help="planted, planted_noisy, martingale or garch")] = "planted",
-    bars: Annotated[int, typer.Option(help="number of bars")] = 350_000,
-    interval: Annotated[str, typer.Option(help="1s, 1m, 1h or 1d")] = "1m",
-    seed: int = 0,
-) -> None:
-    """Write a synthetic market as Databento's DBN, a continuous series of OHLCV bars."""
-    from fox_env.data.dbn import write_ohlcv
-    from fox_env.data.synthetic import synthetic_bars
-
-    made = synthetic_bars(kind, bars, seed, interval=interval).bars
-    folder = out / "ES.FUT"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{kind}-{seed}.ohlcv-{interval}.dbn.zst"
-    write_ohlcv(file, {"ES": made}, schema=f"ohlcv-{interval}", symbol="ES.c.0")
-    console.print(f"{len(made):,} bars in {file}", soft_wrap=True)
-
-
-@data_app.command()
-def info(
-    data: Annotated[Path, typer.Argument(help="file, directory or glob of bars")],
-    symbol: str = "ES",
-    bars: str | None = None,
-    tz: str | None = None,
-    stamp: str = "start",
-) -> None:
-    """Describe a market: range, contracts, what was dropped or repaired."""
-    market = fox_env.load_market(data, symbol=symbol, bars=bars, tz=tz, stamp=stamp)
-    console.print(repr(market), highlight=False)
-    console.print(f"contracts: {', '.join(market.instruments)}\nfeatures: {', '.join(market.feature_names)}")
-    for name, value in market.quality.items():
-        console.print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}", highlight=False)
 
 
 def run_command(command: Callable[..., Any]) -> None:

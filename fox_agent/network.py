@@ -85,6 +85,9 @@ class BranchingNetwork(nn.Module):
     heads, in the order value atoms, advantage atoms, value quantiles, advantage quantiles. Output weights start small
     and biases at zero, so that all actions start with nearly the same, nearly uniform distribution.
 
+    Gated features read 0 while `set_gate` keeps them hidden. What is shown is a buffer, ``shown_F``, and so part of the
+    state that is saved; without gated features there is none.
+
     Args:
         num_features: F, market features of an observation (all bars of the window).
         num_position: P, position fields, the last of an observation.
@@ -98,10 +101,13 @@ class BranchingNetwork(nn.Module):
         num_actions: M, of each branch.
         noisy: make the output matrix a `NoisyLinear`.
         output_scale: factor on the output matrix's initial weights.
+        gated: positions of the market features that `set_gate` hides and shows, each below F; shown at first.
 
     Raises:
         ValueError: an argument is out of range.
     """
+
+    shown_F: Tensor | None
 
     def __init__(
         self,
@@ -118,6 +124,7 @@ class BranchingNetwork(nn.Module):
         num_actions: int = 3,
         noisy: bool = False,
         output_scale: float = 0.1,
+        gated: Sequence[int] = (),
     ) -> None:
         super().__init__()
         for name, size, least in (
@@ -135,10 +142,14 @@ class BranchingNetwork(nn.Module):
             raise ValueError(f"hidden is {tuple(hidden)}, expected at least one positive size.")
         if norm not in ("rms", "none"):
             raise ValueError(f"norm is {norm!r}, expected 'rms' or 'none'.")
+        if not all(0 <= position < num_features for position in gated):
+            raise ValueError(f"gated is {tuple(gated)}, expected positions from 0 to {num_features - 1}.")
         self.num_features, self.num_position = num_features, num_position
         self.num_atoms, self.num_quantiles = num_atoms, num_quantiles
         self.num_branches, self.num_actions = num_branches, num_actions
         self.residual = residual
+        self.gated = tuple(gated)
+        self.register_buffer("shown_F", torch.ones(num_features) if gated else None)
 
         self.bottleneck = nn.Linear(num_features, bottleneck) if bottleneck else None
         sizes = ((bottleneck or num_features) + num_position, *hidden)
@@ -166,8 +177,19 @@ class BranchingNetwork(nn.Module):
             )
         return obs_BD[..., : self.num_features], obs_BD[..., self.num_features :]
 
+    @torch.no_grad()
+    def set_gate(self, is_open: bool) -> None:
+        """Show the gated features, or have the network read 0 in their place, in all that it computes from now on.
+
+        0 is what a normalized feature is in the mean, or, if odd, in balance. The buffer is written in place.
+        """
+        if self.shown_F is not None:
+            self.shown_F[list(self.gated)] = float(is_open)
+
     def hidden(self, market_BF: Tensor, position_BP: Tensor) -> Tensor:
         """Activation of the trunk's last layer, [B, H]."""
+        if self.shown_F is not None:
+            market_BF = market_BF * self.shown_F
         x = torch.cat((market_BF if self.bottleneck is None else self.bottleneck(market_BF), position_BP), 1)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             y = F.relu(norm(layer(x)))

@@ -22,6 +22,7 @@ Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # A profile is a project file, and so are the paths in it.
 PROJECT_MARKERS = ("pyproject.toml", ".git")
+PATHS = ("path", "mbp10_data_dir", "trades_data_dir", "definitions_data_dir", "cache_dir")
 
 
 class _Section(BaseModel):
@@ -32,14 +33,19 @@ class Data(_Section):
     """Which market, and how it is cut. Empty strings mean: not given."""
 
     path: str
+    mbp10_data_dir: str
+    trades_data_dir: str
+    definitions_data_dir: str
+    cache_dir: str
     synthetic: Literal["", "planted", "planted_noisy", "martingale", "garch"]
     synthetic_bars: Positive
     synthetic_seed: Count
     symbol: str
+    columns: list[str]
     bars: str
     tz: str
-    stamp: Literal["start", "end"]
-    roll: Literal["volume"]
+    stamp: Literal["", "start", "end"]
+    roll: Literal["volume", "calendar", "expiry"]
     hours: Literal["all", "rth"]
     max_bars: Count
     drop_features: list[str]
@@ -52,6 +58,11 @@ class Data(_Section):
     def _one_source(self) -> Data:
         if bool(self.path) == bool(self.synthetic):
             raise ValueError("expected exactly one of path and synthetic")
+        for name in ("mbp10_data_dir", "trades_data_dir", "definitions_data_dir"):
+            if self.synthetic and getattr(self, name):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r} with a synthetic market, expected it beside path alone"
+                )
         return self
 
 
@@ -171,6 +182,7 @@ class Train(_Section):
     tau_anneal_updates: Count
     tau_restart_ratio: Annotated[float, Field(gt=1)]
     early_stopping_epochs: Count
+    ofi_start_epoch: Count
     threads: Count
 
 
@@ -206,6 +218,12 @@ class Profile(_Section):
                 f"replay.min_size is {self.replay.min_size}, expected train.batch_size, {self.train.batch_size}, to "
                 f"replay.capacity, {self.replay.capacity}"
             )
+        finished = self.collect.num_envs * self.loss.n_step
+        if finished > self.replay.capacity:
+            raise ValueError(
+                f"replay.capacity is {self.replay.capacity}, expected at least collect.num_envs × loss.n_step, "
+                f"{finished}: one step can finish so many transitions"
+            )
         if self.loss.iqn_primary_loss and not self.network.num_quantiles:
             raise ValueError("loss.iqn_primary_loss is true, expected network.num_quantiles above 0")
         return self
@@ -219,8 +237,8 @@ def load_profile(path: str | os.PathLike, overrides: Sequence[str] | Mapping[str
         overrides: ``"section.key=value"`` strings, the value in TOML, or a mapping of ``"section.key"`` to values.
 
     Returns:
-        The profile, its relative `data.path` resolved against the project's root: the nearest folder above the file
-        that holds a pyproject.toml or a .git.
+        The profile, the relative paths of its data section resolved against the project's root: the nearest folder
+        above the file that holds a pyproject.toml or a .git.
 
     Raises:
         FileNotFoundError: no such file.
@@ -242,8 +260,9 @@ def load_profile(path: str | os.PathLike, overrides: Sequence[str] | Mapping[str
         is_float = isinstance(values[section][name], float)
         values[section][name] = float(value) if is_float and type(value) is int else value
     data = values.get("data")
-    if isinstance(data, dict) and isinstance(data.get("path"), str) and data["path"]:
-        data["path"] = str((project_root(path) / data["path"]).resolve())
+    for key in PATHS if isinstance(data, dict) else ():
+        if isinstance(data.get(key), str) and data[key]:
+            data[key] = str((project_root(path) / data[key]).resolve())
     return parse_profile(values, str(path))
 
 

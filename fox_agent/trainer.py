@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from fox_agent.replay import TransitionReplay, unpack_flags
 from fox_env import Market, dynamics
 from fox_env.actions import BRANCHES
 from fox_env.backtest import Player
+from fox_env.data.features import ORDER_FLOW
 from fox_env.engine import game_of
 from fox_env.files import write_atomic
 from fox_env.report import policy_figures
@@ -75,6 +77,11 @@ class TrainResult:
     epochs: int
 
 
+def _order_flow(market: Market) -> list[int]:
+    """Columns of the market's order-flow features."""
+    return [column for column, name in enumerate(market.feature_names) if name in ORDER_FLOW]
+
+
 class Trainer:
     """Trains one agent on one market.
 
@@ -112,13 +119,22 @@ class Trainer:
         settings = profile.game.settings()
         self.game = game_of(train, settings)
         seed = profile.train.seed
-        features = train.features.shape[1] * self.game.window
+        width, order_flow = len(train.feature_names), _order_flow(train)
         self._settings = {
             "network": {
-                "num_features": features, "num_position": dynamics.POSITION_FIELDS, **profile.network.model_dump()
+                "num_features": width * self.game.window, "num_position": dynamics.POSITION_FIELDS,
+                "gated": [bar * width + column for bar in range(self.game.window) for column in order_flow],
+                **profile.network.model_dump(),
             },
             "game": dataclasses.asdict(self.game),
         }  # fmt: skip
+        self._gate_epoch = profile.train.ofi_start_epoch if order_flow else 0
+        if self._gate_epoch >= profile.train.epochs:
+            warnings.warn(
+                f"train.ofi_start_epoch is {self._gate_epoch} and train.epochs {profile.train.epochs}: the agent will "
+                "never see the market's order flow",
+                stacklevel=2,
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.network = BranchingNetwork(**self._settings["network"]).to(self.device)
@@ -135,7 +151,7 @@ class Trainer:
         )  # fmt: skip
         self.replay = TransitionReplay(
             profile.replay.capacity, profile.train.batch_size,
-            torch.as_tensor(train.observed, device=self.device), torch.as_tensor(train.fraction_left),
+            torch.as_tensor(train.observed, device=self.device), torch.tensor(train.fraction_left),
             mirror=torch.as_tensor(train.mirror), window=self.game.window, first_bar=torch.as_tensor(train.first),
             alpha=profile.replay.alpha, beta=profile.replay.beta_start, eps=profile.replay.eps, seed=seed,
         )  # fmt: skip
@@ -207,6 +223,12 @@ class Trainer:
         total = profile.train.epochs * profile.train.updates_per_epoch
         beta = Schedule(profile.replay.beta_start, profile.replay.beta_end, total)
         self.replay.priorities.set_beta(beta.value(self.update_count))
+
+    def _set_gate(self) -> None:
+        """Order flow is seen from its epoch on, by both networks at once. Stored transitions hold no features, so that
+        they are seen in the same way."""
+        for network in (self.network, self.target):
+            network.set_gate(self.epoch >= self._gate_epoch)
 
     def _tau(self) -> float:
         train = self.profile.train
@@ -303,6 +325,7 @@ class Trainer:
             write_atomic(self.out / PROFILE_FILE, lambda partial: partial.write_text(dump_profile(self.profile)))
         board = self._board()
         while self.epoch < train.epochs and not self._is_stale():
+            self._set_gate()
             while self.update_count < (self.epoch + 1) * train.updates_per_epoch:
                 self._schedules()
                 self._owed_steps += self.profile.collect.steps_per_update
@@ -329,10 +352,12 @@ class Trainer:
         agent = self.agent(best=False)
         agent.deployed = True  # to be judged
         record = self._player.play(agent)
-        summary = policy_figures(record)
+        summary = policy_figures(record, resamples=0)  # of the bootstrap, which nobody reads here
         metrics: Metrics = {"epoch": self.epoch, "updates": self.update_count, "env_steps": self.env_steps}
         metrics |= self._averages.read()
         metrics |= {"support": float(self.support.bounds[1]), "reward_sigma": float(self.scale.scale())}
+        if self.network.gated:
+            metrics["order_flow_shown"] = self.epoch >= self._gate_epoch
         for name in ("net_pnl_usd", "sharpe", "trades", "mean_abs_exposure", "cost_usd"):
             metrics[f"valid_{name}"] = float(summary[name] or 0.0)
         metrics["valid_trades_a_session"] = metrics["valid_trades"] / max(1, self._valid_sessions)
@@ -362,7 +387,8 @@ class Trainer:
 
     def _is_stale(self) -> bool:
         patience = self.profile.train.early_stopping_epochs
-        return patience > 0 and self.epoch - 1 - self.best["epoch"] >= patience
+        # Before its order flow is shown, an agent has not been given its chance.
+        return patience > 0 and self.epoch - 1 - max(self.best["epoch"], self._gate_epoch - 1) >= patience
 
     def result(self) -> TrainResult:
         """The best agent through the gate; see `TrainResult`."""

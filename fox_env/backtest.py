@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib import metadata as packages
@@ -300,6 +300,7 @@ def evaluate(
     device: object = "cpu",
     in_sample: bool = False,
     baselines: bool = True,
+    others: Mapping[str, object] | None = None,
     trials: int = 1,
     **settings: Any,
 ) -> BacktestReport:
@@ -314,6 +315,7 @@ def evaluate(
         lanes, device, settings: as `Player` takes them.
         in_sample: allow a market that its normalizer was fitted on.
         baselines: play flat, long, short and random beside it, and the oracle where it is known.
+        others: more policies to play beside it, by their names in the report.
         trials: how many policies this one is the best of, for its deflated Sharpe ratio.
 
     Returns:
@@ -338,6 +340,10 @@ def evaluate(
         )
     player = Player(market, lanes, device, **settings)
     players: dict[str, object] = {name: policy}
+    for other, one in (others or {}).items():
+        if other in (name, *BASELINES, "oracle"):
+            raise ValueError(f"others names a policy {other!r}, expected a name that the report does not have already")
+        players[other] = one
     if baselines:
         players |= {baseline: baseline for baseline in BASELINES if baseline != name}
         oracle = oracle_policy(market, player.game.rules(market), player.game.spread_ticks)
@@ -351,7 +357,7 @@ def evaluate(
 def _provenance(player: Player, seed: int, trials: int, device: object, in_sample: bool) -> dict[str, Any]:
     market, lanes = player.market, player.lanes
     return {
-        "market": market.fingerprint, "contract": market.contract.name, "interval_s": market.interval_ns / 1e9,
+        "market": market.fingerprint, "contract": market.contract.name, "interval_s": market.interval_ns / 1e9 or None,
         "bars": len(market), "sessions": len(lanes.days),
         "first": iso_time(market.ts[0]), "last": iso_time(market.ts[-1]),
         "source": dict(market.provenance), "quality": dict(market.quality), "in_sample": in_sample,

@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 ORDER_TYPES = ("market", "limit", "ioc")
-_WIDTH = 100
+_WIDTH = 120
 
 
-def policy_figures(record: Record, seed: int = 0, trials: int = 1) -> dict[str, Any]:
+def policy_figures(record: Record, seed: int = 0, trials: int = 1, resamples: int = 1_000) -> dict[str, Any]:
     """The figures of one policy, ready for JSON: numbers, strings, lists, and None where a figure is not defined.
 
     Args:
         record: what the policy did.
         seed: of the bootstrap.
         trials: how many policies this one is the best of.
+        resamples: of the bootstrap; 0 leaves ``sharpe_interval`` undefined, and its time unspent.
 
     Returns:
         ============================================ ==============================================================
@@ -84,7 +85,7 @@ def policy_figures(record: Record, seed: int = 0, trials: int = 1) -> dict[str, 
         "cost_usd": cost * dollars,
         "cost_breakdown_usd": {part: points.sum() * dollars for part, points in record.costs.items()},
         "sharpe": metrics.sharpe(pnl),
-        "sharpe_interval": metrics.sharpe_interval(pnl, seed),
+        "sharpe_interval": metrics.sharpe_interval(pnl, seed, resamples),
         "sortino": metrics.sortino(pnl),
         "calmar": metrics.calmar(pnl, depth),
         "probabilistic_sharpe": metrics.probabilistic_sharpe(*moments),

@@ -204,6 +204,16 @@ def test_an_exact_margin_is_not_exceeded() -> None:
     assert play_fixed(0.499, [0]) == [2]
 
 
+def test_a_rejected_agent_can_still_be_asked() -> None:
+    assert make(deployed=True).rejected == {}
+    agent = make(deployed=False, trade_margin=0.0)
+    ((name, candidate),) = agent.rejected.items()
+    assert name == "candidate"
+    np.testing.assert_array_equal(candidate(observations()), make(trade_margin=0.0)(observations()))
+    assert (agent(observations()) == BASELINES["flat"]).all()
+    assert not agent.deployed
+
+
 # --- The market that it sees ------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from fox_agent import Agent, Trainer, cli
 from fox_agent.cli import REPORT_FILE
 from fox_agent.profile import load_profile
 from fox_agent.trainer import METRICS_FILE, NO_EDGE, PROFILE_FILE
-from fox_env.data.dbn import write_ohlcv
+from fox_env.data.dbn_write import write_ohlcv
 from fox_env.data.synthetic import synthetic_bars
 from tests.agent.tiny import SMOKETEST, TINY
 
@@ -208,12 +208,15 @@ def parsed(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> cli.Run:
 def test_options_override_the_profile_and_set_overrides_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     run = parsed(
-        monkeypatch, "--data", "bars.csv", "--symbol", "NQ", "--bars", "5m", "--tz", "UTC", "--stamp", "end",
+        monkeypatch, "--data", "bars.csv", "--mbp10", "book", "--trades", "/t/*.dbn", "--cache", "c",
+        "--symbol", "NQ", "--bars", "5m", "--tz", "UTC", "--stamp", "end",
         "--train-end", "2020-01-01", "--valid-end", "2021-01-01", "--seed", 7, "--out", "there",
         "--set", "train.seed=8", "--set", "train.epochs=3", "--resume",
     )  # fmt: skip
     data = run.profile.data
     assert data.path == str(tmp_path / "bars.csv")  # as seen from here, not from the profile's project
+    assert (data.mbp10_data_dir, data.trades_data_dir) == (str(tmp_path / "book"), "/t/*.dbn")
+    assert (data.definitions_data_dir, data.cache_dir) == ("", str(tmp_path / "c"))
     assert data.synthetic == ""
     assert (data.symbol, data.bars, data.tz, data.stamp) == ("NQ", "5m", "UTC", "end")
     assert (data.train_end, data.valid_end) == ("2020-01-01", "2021-01-01")
@@ -228,6 +231,28 @@ def test_without_options_the_smoke_test_runs_in_a_new_folder(monkeypatch: pytest
     assert run.out.parent == Path("runs")
     assert run.out.name.startswith("dqn-smoketest-")
     assert not run.resume
+
+
+def test_load_data_hands_on_what_the_profile_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+    market = fox_env.synthetic_market("planted", 1_000)
+    monkeypatch.setattr(fox_env, "load_market", lambda *args, **kwargs: calls.append((args, kwargs)) or market)
+    given = {
+        "path": "/x", "synthetic": "", "mbp10_data_dir": "/m", "trades_data_dir": "/t", "definitions_data_dir": "/d",
+        "cache_dir": "/c", "symbol": "NQ", "columns": ["time", "close"], "bars": "vol:500", "tz": "UTC",
+        "stamp": "end", "roll": "expiry", "hours": "rth", "max_bars": 7, "drop_features": ["rsi_14"],
+    }  # fmt: skip
+    assert cli.load_data(load_profile(SMOKETEST, {f"data.{key}": value for key, value in given.items()})) is market
+    cli.load_data(load_profile(SMOKETEST, {"data.path": "/x", "data.synthetic": ""}))
+    assert calls[0] == (("/x",), {
+        "mbp10": "/m", "trades": "/t", "definitions": "/d", "cache": "/c", "symbol": "NQ",
+        "columns": ["time", "close"], "bars": "vol:500", "tz": "UTC", "stamp": "end", "roll": "expiry",
+        "hours": "rth", "max_bars": 7, "drop": ["rsi_14"],
+    })  # fmt: skip
+    nothing = dict.fromkeys(("mbp10", "trades", "definitions", "cache", "columns", "bars", "tz", "stamp"))
+    assert calls[1] == (("/x",), {
+        **nothing, "symbol": "ES", "roll": "volume", "hours": "all", "max_bars": 0, "drop": [],
+    })  # fmt: skip
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -265,7 +290,10 @@ def test_synth_writes_what_load_market_reads_and_train_learns_from(
     assert len((run / METRICS_FILE).read_text().splitlines()) == 2
     assert load_profile(run / PROFILE_FILE).data.path == str(tmp_path / "made")
     report = json.loads((run / REPORT_FILE).read_text())
-    assert {"agent", "flat", "long", "short", "random"} <= report["policies"].keys()
+    assert list(report["policies"]) == ["agent", "candidate", "flat", "long", "short", "random"]
+    assert report["policies"]["agent"]["trades"] == 0 < report["policies"]["candidate"]["trades"]
+    candidate = report["policies"]["candidate"]["net_pnl_usd"]
+    assert f"the agent that the gate rejected; it would have made {candidate:,.0f} USD here" in told
 
     assert fox(monkeypatch, "train", *tiny(), "--data", "made", "--out", "run") == 2
     assert "holds a run already" in capsys.readouterr().err
@@ -331,3 +359,13 @@ def test_the_example_is_the_same_as_fox_train(monkeypatch: pytest.MonkeyPatch, t
     lines = [(tmp_path / name / METRICS_FILE).read_text() for name in ("example", "command")]
     assert lines[0] == lines[1]
     assert not Agent.load(tmp_path / "example" / "best").deployed
+    assert "candidate" in one["policies"]
+
+
+def test_a_deployed_agent_has_no_candidate_beside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Trainer, "_passes_gate", lambda trainer: True)
+    assert fox(monkeypatch, "train", *tiny(train__epochs=1), "--out", "run") == 0
+    report = json.loads((tmp_path / "run" / REPORT_FILE).read_text())
+    assert report["policies"]["agent"]["trades"] > 0
+    assert "candidate" not in report["policies"]

@@ -140,6 +140,35 @@ def test_soft_update_takes_tau_from_a_tensor_and_leaves_no_graph() -> None:
     assert torch.equal(target.output.weight, online.output.weight)
 
 
+def test_gated_features_read_zero_until_they_are_shown() -> None:
+    gated, plain = network(gated=(2, 7)), network()
+    (market, position), zeroed = inputs(), inputs()[0]
+    zeroed[:, [2, 7]] = 0.0
+    assert torch.equal(gated(market, position).adv_BKMN, plain(market, position).adv_BKMN)  # shown at first
+    place = gated.shown_F.data_ptr()
+    gated.set_gate(False)
+    for mine, theirs in zip(gated(market, position), plain(zeroed, position), strict=True):
+        assert torch.equal(mine, theirs)
+    gated(market, position).adv_BKMN.square().sum().backward()
+    moved_F = gated.bottleneck.weight.grad.abs().sum(0) > 0
+    assert moved_F.tolist() == [column not in (2, 7) for column in range(10)]
+    gated.set_gate(True)
+    for mine, theirs in zip(gated(market, position), plain(market, position), strict=True):
+        assert torch.equal(mine, theirs)
+    assert gated.shown_F.data_ptr() == place  # a captured graph reads it there
+
+
+def test_the_gate_is_part_of_the_state_of_a_network_that_has_one() -> None:
+    closed, other, plain = network(gated=(0,)), network(gated=(0,)), network()
+    closed.set_gate(False)
+    other.load_state_dict(closed.state_dict())
+    assert other.shown_F.tolist() == [0.0, *[1.0] * 9]
+    assert copy.deepcopy(closed).shown_F.tolist() == other.shown_F.tolist()
+    plain.set_gate(False)  # nothing to hide
+    assert "shown_F" not in plain.state_dict()
+    assert torch.equal(plain(*inputs()).value_BN, network()(*inputs()).value_BN)
+
+
 def test_ema_forgets_at_its_rate() -> None:
     online, target = network(seed=1), network(seed=1)
     with torch.no_grad():
@@ -225,7 +254,7 @@ def test_every_parameter_gets_a_gradient() -> None:
     [
         ({"hidden": ()}, "hidden"), ({"hidden": (64, 0)}, "hidden"), ({"norm": "batch"}, "norm"),
         ({"num_atoms": 1}, "num_atoms"), ({"bottleneck": -1}, "bottleneck"), ({"num_actions": 0}, "num_actions"),
-        ({"F": 0}, "num_features"),
+        ({"F": 0}, "num_features"), ({"gated": (3, 10)}, "gated"), ({"gated": (-1,)}, "gated"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(kwargs: dict, name: str) -> None:

@@ -16,11 +16,13 @@ from tests.agent.tiny import SMOKETEST
 
 DEFAULT = tomli.loads(SMOKETEST.read_text())
 
-# Another value for every field there is. `data.roll` knows a single one.
+# Another value for every field there is.
 OTHER: dict[str, dict[str, Any]] = {
     "data": {
-        "path": "/data/ES.FUT", "synthetic": "", "synthetic_bars": 123, "synthetic_seed": 4, "symbol": "NQ",
-        "bars": "5m", "tz": "America/Chicago", "stamp": "end", "roll": "volume", "hours": "rth", "max_bars": 99,
+        "path": "/data/ES.FUT", "mbp10_data_dir": "/data/mbp10", "trades_data_dir": "/data/trades",
+        "definitions_data_dir": "/data/definitions", "cache_dir": "/cache", "synthetic": "", "synthetic_bars": 123,
+        "synthetic_seed": 4, "symbol": "NQ", "columns": ["time", "close"], "bars": "vol:500",
+        "tz": "America/Chicago", "stamp": "end", "roll": "calendar", "hours": "rth", "max_bars": 99,
         "drop_features": ["rsi", 'odd "name"'], "train_share": 0.5, "valid_share": 0.25, "train_end": "2020-01-01",
         "valid_end": "2021-01-01",
     },
@@ -50,7 +52,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "train": {
         "seed": 8, "epochs": 5, "updates_per_epoch": 44, "batch_size": 33, "learning_rate": 2e-5, "adam_eps": 1e-8,
         "weight_decay": 0.5, "gradient_clip_norm": 2.0, "tau": 0.01, "tau_start": 0.02, "tau_anneal_updates": 6,
-        "tau_restart_ratio": 9.0, "early_stopping_epochs": 2, "threads": 0,
+        "tau_restart_ratio": 9.0, "early_stopping_epochs": 2, "ofi_start_epoch": 3, "threads": 0,
     },
     "gate": {"standard_errors": 2.0, "min_sessions": 7, "trade_margin": 0.1},
 }  # fmt: skip
@@ -75,8 +77,7 @@ def changed(section: str, key: str, value: Any) -> dict[str, dict[str, Any]]:
 
 def test_r25_every_field_set_to_another_value_arrives(tmp_path: Path) -> None:
     assert {s: list(f) for s, f in OTHER.items()} == {s: list(f) for s, f in DEFAULT.items()}
-    same = [(s, k) for s, k in FIELDS if OTHER[s][k] == DEFAULT[s][k]]
-    assert same == [("data", "roll")]
+    assert not [(s, k) for s, k in FIELDS if OTHER[s][k] == DEFAULT[s][k]]
     profile = load_profile(write(tmp_path / "other.toml", OTHER))
     assert profile.model_dump() == OTHER
     types = {(s, k): type(getattr(getattr(profile, s), k)) for s, k in FIELDS}
@@ -113,7 +114,8 @@ def test_a_wrong_type_is_named(tmp_path: Path, section: str, key: str) -> None:
         ("game", "max_contracts", 4.0), ("game", "max_contracts", True), ("game", "margin", 1),
         ("network", "hidden", [64, "x"]), ("network", "hidden", []), ("loss", "gamma", 1.0), ("train", "tau", 0.0),
         ("train", "batch_size", 0), ("data", "synthetic", "planned"), ("gate", "standard_errors", -1.0),
-        ("collect", "counterfactual_share", 1.5), ("train", "seed", -1),
+        ("collect", "counterfactual_share", 1.5), ("train", "seed", -1), ("train", "ofi_start_epoch", -1),
+        ("data", "stamp", "middle"), ("data", "roll", "never"),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_named(tmp_path: Path, section: str, key: str, value: Any) -> None:
@@ -162,6 +164,20 @@ def test_what_is_no_profile_is_one_sentence(tmp_path: Path) -> None:
         ),
         ({"train.batch_size": 64, "replay.min_size": 63}, "replay.min_size is 63, expected train.batch_size, 64, to"),
         ({"replay.capacity": 4_000}, "replay.min_size is 5000"),
+        # 65 accounts with three open windows each may all end in the same step.
+        (
+            {
+                "replay.capacity": 194,
+                "replay.min_size": 64,
+                "train.batch_size": 64,
+                "collect.num_envs": 65,
+                "loss.n_step": 3,
+            },
+            "replay.capacity is 194, expected at least collect.num_envs × loss.n_step, 195",
+        ),
+        ({"data.mbp10_data_dir": "/x"}, "mbp10_data_dir is '/x' with a synthetic market, expected it beside path"),
+        ({"data.trades_data_dir": "/x"}, "trades_data_dir is '/x' with a synthetic market"),
+        ({"data.definitions_data_dir": "/x"}, "definitions_data_dir is '/x' with a synthetic market"),
         ({"network.num_quantiles": 0}, "expected network.num_quantiles above 0"),
         ({"data.path": "x"}, "exactly one of path and synthetic"),
         ({"data.synthetic": ""}, "exactly one of path and synthetic"),
@@ -171,6 +187,11 @@ def test_what_does_not_fit_together_is_refused(overrides: dict, message: str) ->
     with pytest.raises(ValueError, match=message) as caught:
         load_profile(SMOKETEST, overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_a_replay_that_holds_what_one_step_can_finish_is_taken() -> None:
+    small = {"replay.capacity": 195, "replay.min_size": 64, "train.batch_size": 64, "collect.num_envs": 65}
+    assert load_profile(SMOKETEST, small | {"loss.n_step": 3}).replay.capacity == 195
 
 
 def test_settings_of_the_game_are_those_of_the_environments() -> None:
@@ -189,6 +210,9 @@ def test_settings_of_the_game_are_those_of_the_environments() -> None:
 # --- R26: paths -------------------------------------------------------------------------------------------------------
 
 
+PATHS = ("path", "mbp10_data_dir", "trades_data_dir", "definitions_data_dir", "cache_dir")
+
+
 @pytest.mark.parametrize("marker", ["pyproject.toml", ".git"])
 def test_r26_a_relative_path_is_the_projects_from_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str
@@ -196,7 +220,8 @@ def test_r26_a_relative_path_is_the_projects_from_everywhere(
     project = tmp_path / "project"
     (project / "configs").mkdir(parents=True)
     (project / marker).touch()
-    values = DEFAULT | {"data": DEFAULT["data"] | {"path": "data/es/*.csv", "synthetic": ""}}
+    given = {key: f"data/{key}/*.csv" for key in PATHS}
+    values = DEFAULT | {"data": DEFAULT["data"] | given | {"synthetic": ""}}
     write(project / "configs" / "p.toml", values)
     found = []
     for place, file in (
@@ -205,14 +230,16 @@ def test_r26_a_relative_path_is_the_projects_from_everywhere(
         (project / "configs", "p.toml"),
     ):
         monkeypatch.chdir(place)
-        found.append(load_profile(file).data.path)
-    assert found == [str(project / "data/es/*.csv")] * 3
+        found.append(load_profile(file).data)
+    for data in found:
+        assert {key: getattr(data, key) for key in PATHS} == {k: str(project / v) for k, v in given.items()}
 
 
 def test_paths_outside_a_project_are_beside_the_file_and_absolute_ones_stay(tmp_path: Path) -> None:
     # pytest's folder lies in no project.
     own = load_profile(write(tmp_path / "p.toml", DEFAULT), {"data.path": "x.csv", "data.synthetic": ""})
     assert own.data.path == str(tmp_path / "x.csv")
+    assert (own.data.mbp10_data_dir, own.data.cache_dir) == ("", "")  # not given is not a folder
     absolute = load_profile(tmp_path / "p.toml", {"data.path": "/elsewhere/x.csv", "data.synthetic": ""})
     assert absolute.data.path == "/elsewhere/x.csv"
 

@@ -8,21 +8,25 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import fox_env
 from fox_agent import Agent, Trainer
 from fox_agent.losses import total_loss
+from fox_agent.network import BranchingNetwork
 from fox_agent.normalization import RewardScale
 from fox_agent.profile import Profile, load_profile
 from fox_agent.trainer import METRICS_FILE, NO_EDGE, PROFILE_FILE, STATE_FILE
 from fox_env import dynamics
 from fox_env.actions import BASELINES
+from fox_env.data.synthetic import synthetic_bars
 from tests.agent.tiny import parts, tiny_profile
 
 
@@ -143,6 +147,7 @@ def test_parts_with_different_features_are_refused() -> None:
 AWKWARD = {
     "network__noisy": True, "collect__steps_per_update": 0.7, "loss__n_step": 2, "train__epochs": 3,
     "loss__c51_warmup_epochs": 2, "train__tau_anneal_updates": 10, "train__tau_start": 0.1, "replay__capacity": 150,
+    "train__ofi_start_epoch": 1,
 }  # fmt: skip
 
 
@@ -150,7 +155,11 @@ AWKWARD = {
     "how", ["at an epoch's end", "in an epoch, killed", "in an epoch, stopped", "stopped at its end"]
 )
 @pytest.mark.parametrize("settings", [{}, AWKWARD], ids=["tiny", "awkward"])
-def test_killing_and_resuming_equals_not_killing(tmp_path: Path, how: str, settings: dict) -> None:
+def test_killing_and_resuming_equals_not_killing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, settings: dict
+) -> None:
+    if settings is AWKWARD:
+        monkeypatch.setattr("fox_agent.trainer.ORDER_FLOW", HIDDEN)  # shown from update 6 on
     profile = tiny_profile(**settings)
     whole = make(profile, tmp_path / "whole")
     expected = whole.fit()
@@ -309,6 +318,21 @@ def test_the_number_of_threads_is_the_profiles_to_the_end() -> None:
     assert done.stdout.strip() == "1"
 
 
+def test_one_step_finishes_as_many_transitions_as_the_smallest_replay_holds() -> None:
+    # 40 accounts whose episodes end together, with two open windows each.
+    trainer = make(
+        tiny_profile(
+            collect__num_envs=40, loss__n_step=2, replay__capacity=80, game__min_hold_bars=1, train__epochs=1,
+            train__updates_per_epoch=61,
+        )
+    )  # fmt: skip
+    finished: list[int] = []
+    extend = trainer.replay.extend
+    trainer.replay.extend = lambda batch: finished.append(len(batch["bar"])) or extend(batch)
+    trainer.fit()
+    assert max(finished) == 80
+
+
 # --- The gate, the best epoch and early stopping ----------------------------------------------------------------------
 
 
@@ -393,7 +417,7 @@ def test_the_agent_is_the_averaged_network_of_the_best_epoch(monkeypatch: pytest
 
     figures = module.policy_figures
     monkeypatch.setattr(trainer._player, "play", remember)
-    monkeypatch.setattr(module, "policy_figures", lambda record: {**figures(record), "net_pnl_usd": next(nets)})
+    monkeypatch.setattr(module, "policy_figures", lambda record, **_: {**figures(record), "net_pnl_usd": next(nets)})
     result = trainer.fit(on_epoch=lambda _: targets.append(copy.deepcopy(trainer.target.state_dict())))
     assert result.best_epoch == 1  # of equals the first
     for name, value in result.agent.network.state_dict().items():
@@ -415,8 +439,174 @@ def test_early_stopping(monkeypatch: pytest.MonkeyPatch, nets: tuple, patience: 
 
     trainer = make(tiny_profile(train__epochs=6, train__updates_per_epoch=1, train__early_stopping_epochs=patience))
     figures, given = module.policy_figures, iter(nets)
-    monkeypatch.setattr(module, "policy_figures", lambda record: {**figures(record), "net_pnl_usd": next(given)})
+    monkeypatch.setattr(module, "policy_figures", lambda record, **_: {**figures(record), "net_pnl_usd": next(given)})
     assert trainer.fit().epochs == epochs
+
+
+def test_the_bootstrap_is_left_to_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    bootstrap = fox_env.metrics.stationary_bootstrap
+    monkeypatch.setattr(
+        fox_env.metrics, "stationary_bootstrap", lambda m, r, *rest: drawn.append(r) or bootstrap(m, r, *rest)
+    )
+    result = make(tiny_profile(train__epochs=1)).fit()
+    assert not any(drawn)
+    report = fox_env.evaluate(result.agent, parts()[2], others={"candidate": "long"}, **tiny_profile().game.settings())
+    assert 1_000 in drawn
+    assert None not in report.policies["long"]["sharpe_interval"]
+
+
+# --- The gate of the order flow ---------------------------------------------------------------------------------------
+
+HIDDEN = ("return_1", "rsi_14")  # they stand for order flow, which synthetic markets do not have
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two of the market's features are gated: their columns."""
+    monkeypatch.setattr("fox_agent.trainer.ORDER_FLOW", HIDDEN)
+    return [parts()[0].feature_names.index(name) for name in HIDDEN]
+
+
+def sees(network: torch.nn.Module, columns: list[int]) -> list[bool]:
+    """Does the network's output depend on these market features?"""
+    market = torch.randn(8, network.num_features, generator=torch.Generator().manual_seed(0))
+    position = torch.zeros(8, dynamics.POSITION_FIELDS)
+    before = network(market, position).adv_BKMN
+    found = []
+    for column in columns:
+        other = market.clone()
+        other[:, column] += 3.0
+        found.append(not torch.equal(network(other, position).adv_BKMN, before))
+    return found
+
+
+def test_order_flow_is_hidden_from_everything_until_its_epoch(gated: list[int], tmp_path: Path) -> None:
+    profile = tiny_profile(train__ofi_start_epoch=1, train__epochs=2, game__window=2)
+    trainer = make(profile, tmp_path)
+    width = len(parts()[0].feature_names)
+    columns = [*gated, *(width + column for column in gated)]  # in both bars of the window
+    others = [column for column in range(2 * width) if column not in columns]
+    acted: list[tuple[int, bool]] = []
+    act = trainer._act
+
+    def look(obs: torch.Tensor) -> Any:
+        acted.append((trainer.epoch, any(sees(trainer.network, columns))))
+        return act(obs)
+
+    trainer._act = look
+    judged: list[list[bool]] = []
+    play = trainer._player.play
+    trainer._player.play = lambda agent: judged.append(sees(agent.network, columns)) or play(agent)
+    learned: list[tuple[int, list[bool]]] = []
+
+    def at_update(trainer: Trainer) -> None:
+        for network in (trainer.network, trainer.target):
+            learned.append((trainer.epoch, sees(network, columns)))
+            assert all(sees(network, others[:5]))
+
+    lines: list[dict] = []
+    trainer.fit(on_update=at_update, on_epoch=lines.append)
+    assert {found for epoch, found in acted if epoch == 0} == {False}
+    assert {found for epoch, found in acted if epoch == 1} == {True}
+    assert learned == [(0, [False] * 4)] * 12 + [(1, [True] * 4)] * 12
+    assert judged == [[False] * 4, [True] * 4]
+    assert [line["order_flow_shown"] for line in lines] == [False, True]
+    assert [json.loads(line)["order_flow_shown"] for line in (tmp_path / METRICS_FILE).open()] == [False, True]
+
+
+def test_features_of_the_book_and_of_the_sides_of_trades_are_gated() -> None:
+    bars = synthetic_bars("garch", 3_000, 0).bars
+    columns = {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
+    columns |= {
+        "bid": bars.close - 0.25,
+        "ask": bars.close,
+        "bid_size": 1 + bars.volume % 7,
+        "ask_size": bars.close % 5,
+    }
+    columns |= {"ask_volume": bars.volume // 3, "bid_volume": bars.volume - bars.volume // 3}
+    market = fox_env.Market.from_bars(pd.DataFrame(columns, pd.to_datetime(bars.start, utc=True)), interval="5m")
+    trainer = Trainer(tiny_profile(train__ofi_start_epoch=1), *market.split(0.6, 0.2)[:2])
+    names = [market.feature_names[column] for column in trainer.network.gated]
+    assert names == ["trade_imbalance", "microprice_offset", "spread"]
+
+
+def test_an_agent_of_before_the_gate_stays_blind(
+    gated: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fox_agent.trainer as module
+
+    figures, nets = module.policy_figures, iter((5.0, 1.0, 1.0))
+    monkeypatch.setattr(module, "policy_figures", lambda record, **_: {**figures(record), "net_pnl_usd": next(nets)})
+    trainer = make(tiny_profile(train__ofi_start_epoch=1, train__epochs=3), tmp_path)
+    result = trainer.fit()
+    assert result.best_epoch == 0
+    assert all(sees(trainer.target, gated))
+    for agent in (result.agent, Agent.load(tmp_path / "best")):
+        assert not any(sees(agent.network, gated))
+        assert agent.network.shown_F.sum() == len(parts()[0].feature_names) - 2
+
+
+def test_a_market_without_order_flow_trains_as_if_there_were_no_gate(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs = [make(tiny_profile(train__ofi_start_epoch=epoch)) for epoch in (0, 1, 9)]
+    found = []
+    for trainer in runs:
+        lines: list[dict] = []
+        trainer.fit(on_epoch=lines.append)
+        assert "order_flow_shown" not in lines[0]
+        found.append(everything(trainer, tmp_path))
+        assert not [name for name in found[-1] if "shown_F" in name]
+        del found[-1]["/profile"]
+    assert_identical(found[0], found[1])
+    assert_identical(found[0], found[2])
+
+
+def test_r31_a_gate_that_opens_at_epoch_0_changes_nothing(
+    gated: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Masked features are contiguous, and matrix products of another layout round in another way.
+    split = BranchingNetwork.split_observation
+    monkeypatch.setattr(
+        BranchingNetwork, "split_observation", lambda net, obs: tuple(part.contiguous() for part in split(net, obs))
+    )
+    lines: list[dict] = []
+    profile = tiny_profile(train__ofi_start_epoch=0)
+    shown = make(profile)
+    shown.fit(on_epoch=lines.append)
+    assert all(math.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    assert [line["order_flow_shown"] for line in lines] == [True, True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fox_agent.trainer.ORDER_FLOW", ())
+        plain = make(profile)
+    plain.fit()
+    mine = {name: value for name, value in everything(shown, tmp_path).items() if "shown_F" not in name}
+    assert_identical(mine, everything(plain, tmp_path))
+    hidden = make(tiny_profile(train__ofi_start_epoch=1))
+    hidden.fit()
+    assert not torch.equal(hidden.network.output.weight, plain.network.output.weight)
+
+
+def test_a_run_too_short_to_see_its_order_flow_is_warned_of(gated: list[int]) -> None:
+    with pytest.warns(
+        UserWarning, match=r"ofi_start_epoch is 2 and train.epochs 2: .* never see .* order flow"
+    ) as caught:
+        make(tiny_profile(train__ofi_start_epoch=2, train__epochs=2))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(tiny_profile(train__ofi_start_epoch=1, train__epochs=2))
+
+
+def test_epochs_without_order_flow_do_not_try_the_patience(gated: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    import fox_agent.trainer as module
+
+    settings = {"train__epochs": 8, "train__updates_per_epoch": 1, "train__early_stopping_epochs": 2}
+    trainer = make(tiny_profile(train__ofi_start_epoch=4, **settings))
+    figures, nets = module.policy_figures, iter((9.0, *[1.0] * 7))
+    monkeypatch.setattr(module, "policy_figures", lambda record, **_: {**figures(record), "net_pnl_usd": next(nets)})
+    assert trainer.fit().epochs == 6  # two with order flow, 4 and 5, and neither of them better
 
 
 # --- Schedules and scales ---------------------------------------------------------------------------------------------

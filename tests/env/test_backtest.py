@@ -20,7 +20,7 @@ from fox_env.baselines import RandomPolicy, as_policy
 from fox_env.data.rolls import Segment
 from fox_env.engine import Engine, game_of
 from fox_env.oracle import OraclePolicy, follow_the_state, solve
-from fox_env.report import to_plain
+from fox_env.report import policy_figures, to_plain
 from tests.env.games import MINUTES, MORNING, make_bars, make_market, random_market
 
 HALF, FEE = 0.125, 2.25 / 50  # half the spread and a side's commission, points
@@ -473,6 +473,29 @@ def test_trials_deflate_the_agent_alone(planted: Market) -> None:
     once, often = (evaluate("long", market, lanes=8, trials=trials).policies for trials in (1, 50))
     assert often["agent"]["deflated_sharpe"] < once["agent"]["deflated_sharpe"]
     assert often["long"] == once["long"] == once["agent"]
+
+
+def test_other_policies_play_beside_the_evaluated_one(planted: Market) -> None:
+    market = planted.slice(0, 6_000)
+    report = evaluate("flat", market, lanes=8, others={"candidate": "long"}, trials=9)
+    assert list(report.policies) == ["agent", "candidate", "flat", "long", "short", "random", "oracle"]
+    assert report.policies["candidate"] == report.policies["long"]  # not one of the trials
+    alone = evaluate("flat", market, lanes=8, trials=9).policies
+    assert {name: figures for name, figures in report.policies.items() if name != "candidate"} == alone
+    text = str(report)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "…" not in "".join(line for line in text.splitlines() if "interval" not in line)  # nothing is cut short
+    for name in ("agent", "flat", "oracle"):
+        with pytest.raises(ValueError, match=f"others names a policy '{name}'"):
+            evaluate("flat", market, others={name: "long"})
+
+
+def test_figures_without_a_bootstrap(planted: Market) -> None:
+    record = Player(planted.slice(0, 6_000)).play("long")
+    whole, without = policy_figures(record), policy_figures(record, resamples=0)
+    assert whole.pop("sharpe_interval") != [None, None]
+    assert without.pop("sharpe_interval") == [None, None]
+    assert whole == without
 
 
 def test_nothing_that_is_no_json() -> None:
