@@ -95,12 +95,15 @@ class FeatureInput:
         """log(close / first close), float64 [T]."""
         return self.log(self.bars.close)
 
-    @cached_property
+    # What is quickly made again is not kept: each column of a year of seconds takes 160 MB.
+    @property
     def log_return(self) -> np.ndarray:
         """Change of `log_close` from the bar before, session breaks included; NaN in the first row. float64 [T]."""
-        return np.diff(self.log_close, prepend=np.nan)
+        change = np.full(len(self.bars), np.nan)
+        np.subtract(self.log_close[1:], self.log_close[:-1], out=change[1:])
+        return change
 
-    @cached_property
+    @property
     def log_range(self) -> np.ndarray:
         """log(high / low), float64 [T]."""
         return self.log(self.bars.high) - self.log(self.bars.low)
@@ -159,14 +162,17 @@ def rolling_mean(values: np.ndarray, window: int) -> np.ndarray:
     Every window is summed afresh: a window of zeros has mean exactly 0 whatever came before it.
     """
     result = np.full(len(values), np.nan)
-    if len(values) >= window:
-        result[window - 1 :] = np.convolve(values, np.full(window, 1 / window), mode="valid")
+    weights = np.full(window, 1 / window)
+    for begin in range(0, len(values) - window + 1, _CHUNK_ROWS):
+        part = values[begin : begin + _CHUNK_ROWS + window - 1]
+        result[begin + window - 1 :][:_CHUNK_ROWS] = np.convolve(part, weights, mode="valid")
     return result
 
 
 def rolling_rms(values: np.ndarray, window: int) -> np.ndarray:
     """Root mean square of the last `window` values, float64 [T], NaN before row `window` − 1."""
-    return np.sqrt(rolling_mean(np.square(values), window))
+    result = rolling_mean(np.square(values), window)
+    return np.sqrt(result, out=result)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray, otherwise: float) -> np.ndarray:
