@@ -72,7 +72,7 @@ def load(path: Path, file: dbn.DbnFile) -> tuple[str, str]:
     symbol = next((root for root in roots if root in CONTRACTS), "ES")
     if file.kinds == (dbn.DEFINITIONS,):
         try:
-            count = dbn.check_definitions([file], CONTRACTS[symbol])
+            count = dbn.check_definitions([file], CONTRACTS[symbol], symbol)
         except ValueError as error:
             return str(error).replace(str(path), "…"), "refused"
         return f"{count} definitions of {symbol} futures agree with the contract table", "definitions"

@@ -51,7 +51,7 @@ def loading(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         chosen = {name: given.pop(name) for name in shared}
-        chosen["columns"] = _columns(chosen["columns"])
+        chosen["columns"] = named_columns(chosen["columns"])
         load = functools.partial(fox_env.load_market, chosen.pop("data"), **chosen)
         command(load, **given)
 
@@ -172,16 +172,20 @@ def info(
         _say(line)
 
 
-def _columns(given: Sequence[str] | None) -> Mapping[str, str | int] | Sequence[str] | None:
-    """What `load_market` takes as columns, of the options."""
+def named_columns(given: Sequence[str] | None) -> Mapping[str, str | int] | Sequence[str] | None:
+    """What `load_market` takes as columns, of ``meaning=column`` texts or of all names in order.
+
+    Raises:
+        ValueError: one of several texts has no equals sign, others have.
+    """
     if not given:
         return None
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0].split(",")
+    if not any("=" in text for text in given):
+        return given[0].split(",") if len(given) == 1 else list(given)
     pairs = [text.partition("=") for text in given]
     wrong = [text for text, (_, sign, column) in zip(given, pairs, strict=True) if not (sign and column)]
     if wrong:
-        raise ValueError(f"--columns is {wrong[0]!r}, expected meaning=column, such as close=Last")
+        raise ValueError(f"columns is {wrong[0]!r}, expected meaning=column, such as close=Last")
     return {name: int(column) if column.isdecimal() else column for name, _, column in pairs}
 
 

@@ -20,8 +20,8 @@ IMPOSSIBLE_DAY = 0.20
 """Share by which a price may lie away from the close before it: the price limit of a whole day."""
 
 REFUSED_SHARE = 0.01
-"""Share of bars above which impossible returns, overlapping or misaligned bars are no slips but a corrupt series; and
-share of trades or book records out of time order."""
+"""Share of bars above which impossible returns, contradicting, overlapping or misaligned bars are no slips but a
+corrupt series; and share of trades or book records out of time order."""
 
 REFUSED_LEAST = 5  # so that a single slip does not condemn a short file
 _DAY_NS = 86_400_000_000_000
@@ -133,6 +133,7 @@ def refuse_corrupt(where: str, total: int, bars: str | None, quality: Mapping[st
     step = f"{IMPOSSIBLE_STEP:.0%} between a close and the next open"
     for key, what in (
         ("impossible_returns", f"have impossible returns (over {step})"),
+        ("rows_conflicting", "contradict an earlier one of the same time, as those of several contracts would"),
         ("rows_overlapping", "start before the one before has ended"),
         ("rows_misaligned", f"reach over the end of the {bars} bar that they start in"),
     ):  # fmt: skip

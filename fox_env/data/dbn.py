@@ -32,20 +32,21 @@ BOOK_SCHEMAS = ("mbp-10", "mbp-1", "tbbo", "bbo-1s", "bbo-1m")
 DEFINITIONS = "definition"
 SCHEMAS = (*BAR_SCHEMAS, "trades", *BOOK_SCHEMAS, DEFINITIONS)
 PRICE_SCALE = 1e9
+UNDEF_PRICE = np.iinfo(np.int64).max
+VERSIONS = (1, 2, 3)
+CONTINUOUS = re.compile(r"([A-Z0-9]+)\.[cvn]\.\d+")
 
-_RTYPES = {
+RTYPES = {
     "trades": 0, "tbbo": 1, "mbp-1": 1, "mbp-10": 10, DEFINITIONS: 19, "ohlcv-1s": 32, "ohlcv-1m": 33, "ohlcv-1h": 34,
     "ohlcv-1d": 35, "bbo-1s": 195, "bbo-1m": 196,
 }  # fmt: skip
 _SYMBOL_MAPPING = 22
-_LIVE_KINDS = {rtype: schema for schema, rtype in _RTYPES.items() if schema != "tbbo"}  # in a live capture both look so
+_LIVE_KINDS = {rtype: schema for schema, rtype in RTYPES.items() if schema != "tbbo"}  # in a live capture both look so
 _PIECE_BYTES = 1 << 22
 _READ_BYTES = 1 << 16  # of compressed data, which may be a thousand times as large unpacked
 _DAY_NS = 86_400_000_000_000
 _EPOCH = dt.date(1970, 1, 1)
 _FOREVER = np.iinfo(np.int64).max
-_UNDEFINED = np.iinfo(np.int64).max
-_CONTINUOUS = re.compile(r"([A-Z0-9]+)\.[cvn]\.\d+")
 _ZSTD, _DBZ = b"\x28\xb5\x2f\xfd", b"DBZ"
 
 Intervals = dict[int, list[tuple[int, int, str]]]
@@ -104,7 +105,7 @@ def open_file(path: Path) -> DbnFile:
         )
     except Exception as error:  # the library raises whatever its decoder meets
         raise ValueError(f"{path} cannot be read as DBN: {_one_line(error)}") from error
-    if not 1 <= version <= 3:
+    if version not in VERSIONS:
         raise ValueError(f"{path} is of DBN version {version}, expected 1 to 3")
     if file.schema is None:
         return _scan(file)
@@ -150,7 +151,7 @@ def _scan(file: DbnFile) -> DbnFile:
         for kind in np.unique(rtype).tolist():
             rows = offset[rtype == kind]
             if kind == _SYMBOL_MAPPING:
-                records = _gather(file, data, rows, _mapping_dtype(file.version), "symbol mappings")
+                records = _gather(file, data, rows, _mapping_dtype(file.version, file.ts_out), "symbol mappings")
                 for identifier, when, raw in zip(
                     records["instrument_id"].tolist(), records["ts_event"].astype(np.int64).tolist(),
                     records["stype_out_symbol"].tolist(), strict=True,
@@ -161,7 +162,7 @@ def _scan(file: DbnFile) -> DbnFile:
                         known.append((when, symbol))
             elif kind in _LIVE_KINDS and _LIVE_KINDS[kind] not in kinds:
                 schema = _LIVE_KINDS[kind]
-                records = _gather(file, data, rows[:1], _dtype(schema, file.version, file.ts_out), schema)
+                records = _gather(file, data, rows[:1], _dtype(schema, file), schema)
                 kinds[schema] = int(times(schema, records)[0])
     intervals: Intervals = {}
     for identifier, changes in mapped.items():
@@ -180,15 +181,15 @@ def read(file: DbnFile, schemas: Collection[str]) -> Iterator[tuple[str, np.ndar
     if file.schema is None:
         for data, offset, rtype in _mixed(file):
             for schema in schemas:
-                rows = offset[rtype == _RTYPES[schema]]
+                rows = offset[rtype == RTYPES[schema]]
                 if len(rows):
-                    yield schema, _gather(file, data, rows, _dtype(schema, file.version, file.ts_out), schema)
+                    yield schema, _gather(file, data, rows, _dtype(schema, file), schema)
     elif file.schema in schemas:
-        dtype = _dtype(file.schema, file.version, file.ts_out)
+        dtype = _dtype(file.schema, file)
         row = 1
         for data in _pieces(file, dtype.itemsize):
             records = np.frombuffer(data, dtype)
-            wrong = (records["length"] != dtype.itemsize // 4) | (records["rtype"] != _RTYPES[file.schema])
+            wrong = (records["length"] != dtype.itemsize // 4) | (records["rtype"] != RTYPES[file.schema])
             if wrong.any():
                 raise ValueError(
                     f"{file.path} is corrupt: record {row + int(wrong.argmax())} is not of {file.schema}, as the "
@@ -294,22 +295,37 @@ def _gather(file: DbnFile, data: np.ndarray, offset: np.ndarray, dtype: np.dtype
 
 
 @lru_cache
-def _dtype(schema: str, version: int, ts_out: bool) -> np.dtype:
+def record_dtype(schema: str, version: int = 3) -> np.dtype:
+    """The layout of a schema's records, as the `databento_dbn` library states it.
+
+    Raises:
+        ValueError: an unknown schema or version.
+    """
     import databento_dbn as dbn
 
+    if version not in VERSIONS:
+        raise ValueError(f"version is {version}, expected a DBN version: 1, 2 or 3")
+    if schema not in SCHEMAS:
+        raise ValueError(f"schema {schema!r} is unknown, expected one of {', '.join(SCHEMAS)}")
     struct = {
         "trades": dbn.TradeMsg, "tbbo": dbn.MBP1Msg, "mbp-1": dbn.MBP1Msg, "mbp-10": dbn.MBP10Msg,
-        "bbo-1s": dbn.BBOMsg, "bbo-1m": dbn.BBOMsg,
-        DEFINITIONS: {1: dbn.v1, 2: dbn.v2, 3: dbn}[version].InstrumentDefMsg,
+        "bbo-1s": dbn.BBOMsg, "bbo-1m": dbn.BBOMsg, DEFINITIONS: getattr(dbn, f"v{version}").InstrumentDefMsg,
     }.get(schema, dbn.OHLCVMsg)  # fmt: skip
-    return np.dtype([*struct._dtypes, *([("ts_out", "<u8")] if ts_out else [])])
+    return np.dtype(struct._dtypes)
+
+
+def _dtype(schema: str, file: DbnFile) -> np.dtype:
+    """The layout of the records in a file, which may have one more field."""
+    dtype = record_dtype(schema, file.version)
+    return np.dtype([*dtype.descr, ("ts_out", "<u8")]) if file.ts_out else dtype
 
 
 @lru_cache
-def _mapping_dtype(version: int) -> np.dtype:
+def _mapping_dtype(version: int, ts_out: bool) -> np.dtype:
     import databento_dbn as dbn
 
-    return np.dtype((dbn.v1 if version == 1 else dbn).SymbolMappingMsg._dtypes)
+    fields = (dbn.v1 if version == 1 else dbn).SymbolMappingMsg._dtypes
+    return np.dtype([*fields, ("ts_out", "<u8")] if ts_out else fields)
 
 
 @dataclass(frozen=True)
@@ -361,13 +377,13 @@ def pieces(
             counts["read"] += len(records)
             for identifier, rows in group(records["instrument_id"]):
                 own_time = time[rows]
-                mapped = 0
+                mapped = np.zeros(len(own_time), bool)
                 for begin, end, raw in file.intervals.get(identifier, ()):
                     inside = (own_time >= begin) & (own_time < end)
                     count = int(np.count_nonzero(inside))
                     if not count:
                         continue
-                    mapped += count
+                    mapped |= inside  # a file of several continuous symbols maps an id more than once
                     seen[raw] += count
                     own = rows if count == len(own_time) else np.arange(len(records))[rows][inside]
                     kept = name(raw, identifier, int(time[own][0]))
@@ -376,7 +392,7 @@ def pieces(
                         continue
                     numbers = np.arange(row[schema], row[schema] + len(records))[own]
                     yield Piece(kept, schema, records[own], time[own], numbers, file)
-                counts["unmapped"] += len(own_time) - mapped
+                counts["unmapped"] += int(np.count_nonzero(~mapped))
             row[schema] += len(records)
 
 
@@ -389,7 +405,7 @@ def wanted(symbol: str) -> Naming:
     root = symbol.removesuffix(".FUT")
 
     def name(raw: str, identifier: int, near: int) -> str | None:
-        continuous = _CONTINUOUS.fullmatch(raw)
+        continuous = CONTINUOUS.fullmatch(raw)
         if continuous:
             return f"{raw}:{identifier}" if symbol == raw or root == continuous[1] else None
         contract, asked = outright(raw, near), outright(root, near)
@@ -413,7 +429,7 @@ def named_as(names: Collection[str], identity: Intervals) -> Naming:
         if identifier in by_id and "-" not in raw:
             return by_id[identifier]
         symbols = [raw]
-        if _CONTINUOUS.fullmatch(raw):
+        if CONTINUOUS.fullmatch(raw):
             symbols = [symbol for begin, end, symbol in identity.get(identifier, ()) if begin <= near < end]
         contracts = [contract.name for symbol in symbols if (contract := outright(symbol, near))]
         return next((contract for contract in contracts if contract in names), None)
@@ -469,14 +485,15 @@ def where(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
 
 
-def check_definitions(files: Sequence[DbnFile], contract: Contract) -> int:
-    """Compare the definitions of a contract's outrights with its terms and its expiry.
+def check_definitions(files: Sequence[DbnFile], contract: Contract, asset: str) -> int:
+    """Compare the definitions of an asset's outrights with a contract's terms and their expiry.
 
     `contract_multiplier` is not set for these futures; what a point is worth is `unit_of_measure_qty`.
 
     Args:
         files: files that hold definitions.
         contract: the terms that the game would use.
+        asset: root symbol.
 
     Returns:
         The number of definitions that were compared.
@@ -487,13 +504,13 @@ def check_definitions(files: Sequence[DbnFile], contract: Contract) -> int:
     compared = 0
     for file in files:
         for _, records in read(file, (DEFINITIONS,)):
-            mine = records[(records["asset"] == contract.name.encode()) & (records["instrument_class"] == b"F")]
+            mine = records[(records["asset"] == asset.encode()) & (records["instrument_class"] == b"F")]
             # Definitions are repeated day by day.
             terms = mine[["raw_symbol", "min_price_increment", "unit_of_measure_qty", "currency", "expiration"]]
             for record in np.unique(terms).tolist():
                 symbol, increment, quantity, currency, expiration = record
                 symbol = symbol.decode(errors="replace")
-                named = outright(symbol, expiration - _DAY_NS if expiration < _UNDEFINED else None)
+                named = outright(symbol, expiration - _DAY_NS if expiration < UNDEF_PRICE else None)
                 if named is not None:
                     _compare(file, contract, named, symbol, increment, quantity, currency.decode(), expiration)
             compared += len(mine)
@@ -524,7 +541,7 @@ def _bars(records: np.ndarray, interval: int) -> Bars:
     for name in ("open", "high", "low", "close"):
         raw = records[name]
         prices[name] = raw / PRICE_SCALE
-        if (undefined := raw == _UNDEFINED).any():
+        if (undefined := raw == UNDEF_PRICE).any():
             prices[name][undefined] = np.nan
     return Bars(start=start, ts=start + interval, volume=records["volume"].astype(np.float64), **prices)
 

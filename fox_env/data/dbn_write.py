@@ -11,7 +11,6 @@ point, NaN as UNDEF_PRICE.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,17 @@ import numpy as np
 
 from fox_env.contracts import Contract, get_contract
 from fox_env.data.bars import INTERVALS_NS, Bars
-from fox_env.data.dbn import BAR_SCHEMAS, BOOK_SCHEMAS, DEFINITIONS, PRICE_SCALE, SCHEMAS
+from fox_env.data.dbn import (
+    BAR_SCHEMAS,
+    BOOK_SCHEMAS,
+    CONTINUOUS,
+    DEFINITIONS,
+    PRICE_SCALE,
+    RTYPES,
+    SCHEMAS,
+    UNDEF_PRICE,
+    record_dtype,
+)
 from fox_env.data.rolls import outright
 from fox_env.files import write_atomic
 
@@ -31,14 +40,12 @@ if TYPE_CHECKING:
     Records = np.ndarray | Iterable[np.ndarray]
     Interval = tuple[int, str | dt.date, str | dt.date]
 
-UNDEF_PRICE = np.iinfo(np.int64).max
 LAST_OF_EVENT = 130
 """Flags F_LAST and F_PUBLISHER_SPECIFIC, which the last record of a CME event carries."""
 
 _CHUNK = 1 << 18
 _DAY_NS = 86_400_000_000_000
 _EPOCH = dt.date(1970, 1, 1)
-_CONTINUOUS = re.compile(r"([A-Z0-9]+)\.[cvn]\.\d+")
 _DISPLAY_FACTOR = 0.01
 _SPREAD_TICK = 0.05
 _SYMBOL_CHARACTERS = {1: 21, 2: 70, 3: 70}
@@ -217,7 +224,7 @@ def write_live(
     """
     from databento_dbn import UNDEF_TIMESTAMP, Metadata, SType, SymbolMappingMsg
 
-    bar_ns = {_rtype(schema): length for schema, length in BAR_SCHEMAS.items()}
+    bar_ns = {RTYPES[schema]: length for schema, length in BAR_SCHEMAS.items()}
     arrivals = [(int(message.ts_event), bytes(message)) for message in messages]
     for part in records:
         clock = "ts_recv" if "ts_recv" in part.dtype.names else "ts_event"
@@ -237,33 +244,11 @@ def write_live(
     return len(mappings) + len(arrivals)
 
 
-def record_dtype(schema: str, version: int = 3) -> np.dtype:
-    """The layout of a schema's records, as the `databento_dbn` library states it.
-
-    Raises:
-        ValueError: an unknown schema or version.
-    """
-    import databento_dbn
-
-    if version not in (1, 2, 3):
-        raise ValueError(f"version is {version}, expected a DBN version: 1, 2 or 3")
-    if schema == DEFINITIONS:
-        kind = getattr(databento_dbn, f"v{version}").InstrumentDefMsg
-    elif schema in BAR_SCHEMAS:
-        kind = databento_dbn.OHLCVMsg
-    elif schema in SCHEMAS:
-        named = {"trades": "TradeMsg", "mbp-10": "MBP10Msg", "mbp-1": "MBP1Msg", "tbbo": "MBP1Msg"}
-        kind = getattr(databento_dbn, named.get(schema, "BBOMsg"))
-    else:
-        raise ValueError(f"schema {schema!r} is unknown, expected one of {', '.join(SCHEMAS)}")
-    return np.dtype(kind._dtypes)
-
-
 def new_records(schema: str, count: int, *, instrument_id: int = 0, version: int = 3) -> np.ndarray:
     """`count` records, zero but for their header: length, rtype, publisher 1 and the instrument id."""
     records = np.zeros(count, record_dtype(schema, version))
     records["length"] = records.itemsize // 4
-    records["rtype"] = _rtype(schema)
+    records["rtype"] = RTYPES[schema]
     records["publisher_id"] = 1
     records["instrument_id"] = instrument_id
     return records
@@ -565,12 +550,6 @@ def _clock(schema: str) -> str:
     return "ts_event" if schema in BAR_SCHEMAS else "ts_recv"
 
 
-def _rtype(schema: str) -> int:
-    from databento_dbn import RType, Schema
-
-    return int(RType.from_schema(Schema.from_str(schema)))
-
-
 def _day(date: str | dt.date) -> int:
     return int(np.datetime64(date, "D").astype(np.int64))
 
@@ -612,7 +591,7 @@ def _write(
     """Metadata and merged records; `days` has (instrument id, first day, day after the last) by contract."""
     from databento_dbn import Metadata, Schema, SType
 
-    continuous = _CONTINUOUS.fullmatch(symbol) is not None
+    continuous = CONTINUOUS.fullmatch(symbol) is not None
     mappings: dict[str, list[SimpleNamespace]] = {}
     for name, rows in days.items():
         raw = symbol if continuous else _raw(name, rows[0][1] * _DAY_NS)
@@ -660,7 +639,7 @@ def _numbered(
     version: int,
 ) -> Iterator[np.ndarray]:
     """The records of one contract, checked, with their header."""
-    clock, dtype, rtype = _clock(schema), record_dtype(schema, version), _rtype(schema)
+    clock, dtype, rtype = _clock(schema), record_dtype(schema, version), RTYPES[schema]
     before = 0
     for part in stream:
         _check(path, name, part, dtype)

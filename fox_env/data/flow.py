@@ -10,6 +10,7 @@ import numpy as np
 
 from fox_env.contracts import Contract
 from fox_env.data import clean, dbn, rolls
+from fox_env.data.bars import INTERVALS_NS, Bars
 from fox_env.data.calendar import sessions, trading_periods
 from fox_env.data.dbn import DbnFile
 from fox_env.data.rolls import Segment
@@ -63,11 +64,19 @@ def add_trades(
         for flow in makers[piece.name]:
             flow.add(piece.records)
     counts["outside_bars"] = sum(flow.outside for flow in flows)
+    counts["unsorted"] = sum(own[0].unsorted for own in makers.values())
     dbn.add_counts(quality, "trades", counts)
+    refuse_unsorted(
+        dbn.where([file.path for file in files]), "trades", sum(own[0].read for own in makers.values()),
+        counts["unsorted"],
+    )  # fmt: skip
     joined, covered = [], []
     differs = 0
     for segment, flow in zip(segments, flows, strict=True):
         columns, total = flow.finish()
+        missing = (total == 0) & (segment.bars.volume > 0)  # a hole in the trades, not a bar without any
+        for column in columns.values():
+            column[missing] = np.nan
         joined.append(replace(segment, bars=replace(segment.bars, extra=segment.bars.extra | columns)))
         differs += int(np.count_nonzero((total > 0) & (total != segment.bars.volume)))
         covered.append(total > 0)
@@ -107,15 +116,33 @@ def add_books(
         dbn.where([file.path for file in files]), "books", int(quality["book_records"]), int(quality["book_unordered"])
     )
     joined, covered = [], []
+    stale_bars = 0
     for segment, flow in zip(segments, flows, strict=True):
         columns = flow.finish()
+        stale = _stale(segment.bars, columns, schema)
+        stale_bars += int(np.count_nonzero(stale[segment.first :]))
+        for column in columns.values():
+            column[stale] = np.nan
         quotes = {name: columns.pop(name) for name in ("bid", "ask", "bid_size", "ask_size")}
         if schema not in ("mbp-1", "mbp-10"):
             # Samples of the book do not show what happened between them.
             columns = {name: c for name, c in columns.items() if not name.startswith(("ofi_", "depth_"))}
         joined.append(replace(segment, bars=replace(segment.bars, **quotes, extra=segment.bars.extra | columns)))
         covered.append(np.isfinite(quotes["bid"]))
+    quality["bars_book_stale"] = stale_bars
     return _keep_sessions(joined, covered, "bars_without_book", quality)
+
+
+def _stale(bars: Bars, columns: dict[str, np.ndarray], schema: str) -> np.ndarray:
+    """Bars, bool [T], with quotes of an earlier bar, since no record came: the books have a hole there, or have ended.
+
+    A sample of the book holds until the next is due.
+    """
+    length = INTERVALS_NS[schema.removeprefix("bbo-")] if schema.startswith("bbo") else 0
+    silent = np.isnan(columns["depth_1"])
+    latest = np.maximum.accumulate(np.where(silent, 0, bars.ts))
+    # Volume bars may share an instant, and so its records.
+    return silent & np.isfinite(columns["bid"]) & (bars.ts - latest > length)
 
 
 def _keep_sessions(

@@ -39,6 +39,7 @@ BASIS = 0.015
 _FIXING_NS = 30_000_000_000
 _LAST_LEVEL_NS = 35 * 60_000_000_000  # before the fixing: from then on the last level alone
 _SLACK_TICKS = 2  # rounding of the offset
+_LEAST_NS = 60_000_000_000
 _EPOCH = dt.date(1970, 1, 1)
 
 
@@ -49,7 +50,8 @@ def locks(bars: Bars, tick: float) -> np.ndarray:
     bars that hold trades of its 30 seconds, the index within `BASIS` of it, so each limit lies in a known bracket. A
     bar is locked if all its trades were at one price in the bracket that no earlier trade since the limit came into
     force has passed, and that one has reached: a bar that makes a new low may still be on its way to the limit, unless
-    it is the first. The wider the bars, the wider the bracket, and the rarer a bar without range.
+    it is the first. The wider the bars, the wider the bracket, and the rarer a bar without range. Bars of seconds, and
+    of few contracts, often have no range: of those shorter than a minute, a minute must have passed at that price.
 
     Args:
         bars: one contract's bars in time order, those before it became the front included; they give the fixing. A
@@ -67,6 +69,8 @@ def locks(bars: Bars, tick: float) -> np.ndarray:
         return lock
     slack = _SLACK_TICKS * tick
     periods = _periods(bars)
+    if not periods:  # all in closed hours
+        return lock
     ends = np.searchsorted(bars.start, [begin for begin, *_ in periods[1:]] + [bars.ts[-1]])
     first = 0
     for (_, limits, (low, high)), end in zip(periods, ends.tolist(), strict=True):
@@ -83,7 +87,10 @@ def locks(bars: Bars, tick: float) -> np.ndarray:
             reached = np.minimum.accumulate(lowest)
             held = lowest == np.append(lowest[0], reached[:-1])  # by the bars before; the first answers for itself
             flat = bars.high[rows] == bars.low[rows]
-            lock[rows][held & flat & (lowest >= bottom) & (lowest <= top)] = sign
+            stays = np.append(False, flat[1:] & flat[:-1] & (lowest[1:] == lowest[:-1]))
+            since = bars.start[rows][np.maximum.accumulate(np.where(stays, 0, np.arange(len(stays))))]
+            lasted = bars.ts[rows] - since >= _LEAST_NS
+            lock[rows][held & flat & lasted & (lowest >= bottom) & (lowest <= top)] = sign
     return lock
 
 

@@ -49,10 +49,10 @@ def load_segments(
     tick is rounded to it (``rows_off_tick``), a high or low that does not enclose the four prices is widened to do so
     (``rows_range_widened``), a missing or negative volume is 0 (``rows_without_volume``), rows out of time order are
     sorted (``rows_unsorted``). Only counted: bars with a volume of zero (``rows_zero_volume``) and returns that no
-    market can have (``impossible_returns``, see `IMPOSSIBLE_STEP` and `IMPOSSIBLE_DAY`). Overlapping or misaligned bars
-    or impossible returns above `REFUSED_SHARE` of all bars are an error. What happens to trades is counted under
-    ``trades_…``, see `ticks.TradeBars`, and to books under ``book_…``, see `orderflow.BookFlow`; of files that overlap,
-    trades and books that an earlier file had in time already are dropped (``trades_overlapping``,
+    market can have (``impossible_returns``, see `IMPOSSIBLE_STEP` and `IMPOSSIBLE_DAY`). Contradicting, overlapping or
+    misaligned bars or impossible returns above `REFUSED_SHARE` of all bars are an error. What happens to trades is
+    counted under ``trades_…``, see `ticks.TradeBars`, and to books under ``book_…``, see `orderflow.BookFlow`; of files
+    that overlap, trades and books that an earlier file had in time already are dropped (``trades_overlapping``,
     ``book_overlapping``).
 
     Args:
@@ -68,8 +68,8 @@ def load_segments(
         roll: see `rolls.chain`.
         hours: ``"all"``, or ``"rth"`` for 08:30 to 15:00 in Chicago.
         mbp10: DBN of books of the same contracts, MBP-10 or another of `dbn.BOOK_SCHEMAS`: order flow and the quotes at
-            each bar's close. Sessions without them are left out (``bars_without_book``). Without `mbp10`, books among
-            the files of `path` serve.
+            each bar's close. Sessions without them are left out (``bars_without_book``); bars that no record of the
+            book reaches have none (``bars_book_stale``). Without `mbp10`, books among the files of `path` serve.
         trades: DBN of trades of the same contracts, for the aggressors' volumes, or for the bars where `path` has none
             of which they can be made. Sessions without them are left out (``bars_without_trades``).
         definitions: DBN of definitions, to be compared with `contract`; those among the files of `path` are too.
@@ -101,7 +101,7 @@ def load_segments(
     }
     ticks = sources.distinct([*further.get("trades", ()), *main, *further.get("mbp10", ())])
     books = further.get("mbp10") or main
-    _check_terms(main, further.get("definitions"), contract, quality)
+    _check_terms(main, further.get("definitions"), contract, symbol, quality)
 
     source = sources.price_source(path, main, ticks, kind, target, size, bars)
     if source in dbn.TRADE_SCHEMAS:
@@ -135,7 +135,10 @@ def load_segments(
         if not contracts:
             raise ValueError(f"{path} holds no finished {bars} bar of {symbol!r}")
     if all(outright(name) for name in contracts):
-        segments = rolls.chain(contracts, rule=roll, quality=quality)
+        try:
+            segments = rolls.chain(contracts, rule=roll, quality=quality)
+        except ValueError as error:  # all rows come after their contract's expiry
+            raise ValueError(f"{path}: {error}") from None
     elif len(contracts) > 1 and any(outright(name) for name in contracts):
         raise ValueError(f"{path} holds single contracts beside a continuous series: {', '.join(sorted(contracts))}")
     else:
@@ -165,7 +168,8 @@ def load_segments(
             joined = joined if kept else None
         elif not joined:
             names = ", ".join(dict.fromkeys(segment.instrument for segment in segments))
-            raise ValueError(f"mbp10 {mbp10} holds no book of {names} in the sessions that have bars")
+            where = path if mbp10 is None else f"mbp10 {mbp10}"
+            raise ValueError(f"{where} holds no book of {names} in the sessions that have bars")
         if joined:
             segments = joined
             flows.append(schema)
@@ -184,6 +188,7 @@ def _check_terms(
     main: Sequence[DbnFile],
     given: Sequence[DbnFile] | None,
     contract: Contract | None,
+    symbol: str,
     quality: dict[str, int | str],
 ) -> None:
     """Compare the definitions that there are with the contract's terms.
@@ -196,9 +201,11 @@ def _check_terms(
     files = sources.holding(sources.distinct([*main, *(given or ())]), dbn.DEFINITIONS)
     if not files or contract is None:
         return
-    compared = dbn.check_definitions(files, contract)
+    # Who plays ES with the terms of MES means to; terms of one's own are of what the symbol asks for.
+    asset = contract.name if contract.name in CONTRACTS else sources.symbol_root(symbol)
+    compared = dbn.check_definitions(files, contract, asset)
     if given is not None and not compared:
-        raise ValueError(f"{dbn.where([file.path for file in given])} holds no definition of a {contract.name} future")
+        raise ValueError(f"{dbn.where([file.path for file in given])} holds no definition of a {asset} future")
     quality["definitions"] = compared
 
 
@@ -377,5 +384,6 @@ def load_market(
         files += [] if place is None else sources.find_dbn(place, symbol, name)
     return open_or_build(
         cache, files=files, options=options | {"contract": root, "features": features, "drop": drop}, build=build,
-        order_flow=mbp10 is not None,
+        # Of features that were chosen by name, none need be of the order flow: the quotes alone may be wanted.
+        order_flow=mbp10 is not None and features is None and not drop,
     )  # fmt: skip

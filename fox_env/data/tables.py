@@ -44,6 +44,10 @@ _NINJATRADER_NAMES = ["time", "open", "high", "low", "close", "volume"]
 Columns = Mapping[str, str | int] | Sequence[str]
 
 
+class NoBarsError(ValueError):
+    """A file of something else, such as a vendor's description of the bars beside it."""
+
+
 @dataclass(frozen=True)
 class TableFile:
     """A file whose columns are known and whose rows can be read.
@@ -99,6 +103,7 @@ def open_table(file: Path, given: Columns | None, is_header: Callable[[Sequence[
         None for a JSON document that is no list of objects.
 
     Raises:
+        NoBarsError: a text without a header and without a row of numbers.
         ValueError: a file that is empty or cannot be read, or whose columns cannot be told.
     """
     if file.stat().st_size == 0:
@@ -320,7 +325,7 @@ def _layout(
             "such as ['time', 'open', 'high', 'low', 'close', 'volume']"
         )
     begins = next((line.strip() for line in lines if line.strip()), "")
-    raise ValueError(
+    raise NoBarsError(
         f"{file} has no header with time, open, high, low and close, and no row of numbers, but begins {shown(begins)}"
     )
 

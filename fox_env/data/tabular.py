@@ -15,7 +15,7 @@ import numpy as np
 
 from fox_env.data import dbn
 from fox_env.data.bars import Bars, Chunk
-from fox_env.data.tables import Columns, TableFile, is_table, open_table
+from fox_env.data.tables import Columns, NoBarsError, TableFile, is_table, open_table
 from fox_env.data.times import Texts, Times, looks_whole, plain, shown, shown_time
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ _PRICES = ("open", "high", "low", "close")
 _EXTRA = ("trades", "bid_volume", "ask_volume")
 _FIXED_POINT = 1e9  # Databento's prices as whole numbers, and the least that are taken for such
 _UNDEFINED = 2.0**63  # Databento's absent price, INT64_MAX, as float64
-_NAME_IN_FILE = re.compile(r"(?<![A-Za-z0-9])([A-Z0-9]{1,3}[HMUZ]\d{1,2})(?![A-Za-z0-9])")
+_CONTRACT_IN_NAME = r"(?<![A-Za-z0-9])({root}[HMUZ])(?:20(?=\d\d))?(\d{{1,2}})(?![A-Za-z0-9])"
+_NINJATRADER_NAME = re.compile(r"([A-Z0-9]{1,4}) (03|06|09|12)-(\d\d)(?!\d)")
+_MONTHS = {"03": "H", "06": "M", "09": "U", "12": "Z"}
 _THOUSANDS = r"^[+-]?\d{1,3}(,\d{3})+(\.\d*)?$"
 _DECIMAL_COMMA = r"^[+-]?[\d.]*,\d+$"
 _FLOAT = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -70,13 +72,15 @@ class Table:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of one file: UTC nanoseconds and whether there is a time; columns; groups of rows; row numbers."""
+    """The rows of one file: UTC nanoseconds and whether there is a time; columns; groups of rows; row numbers; and
+    `Times.order`."""
 
     time: np.ndarray
     known: np.ndarray
     values: dict[str, np.ndarray]
     groups: list[tuple[str, int | None, np.ndarray | slice]]
     number: np.ndarray
+    order: str
 
 
 def read_tabular(
@@ -95,8 +99,8 @@ def read_tabular(
     and epoch numbers are UTC whatever `tz` says.
 
     The contract is what a symbol column says, else the file's name if a contract's name stands in it
-    (``ESH15-CME.txt``), else the rows are one series, named `symbol`. Where there are instrument ids, each is a
-    contract of its own within a series: ``ES.c.0:118``.
+    (``ESH15-CME.txt``, ``CME_ESH2015.csv``, NinjaTrader's ``ES 03-15.Last.txt``), else the rows are one series, named
+    `symbol`. Where there are instrument ids, each is a contract of its own within a series: ``ES.c.0:118``.
 
     Numbers may be quoted and have commas between thousands; a decimal comma is an error. What is no number is NaN.
     Prices that are whole numbers of at least 1e9 throughout a file are Databento's, of 1e-9 points. Columns of trades,
@@ -107,7 +111,7 @@ def read_tabular(
     the beginning of daylight saving time skips), ``rows_spreads`` (a hyphen in the symbol), ``rows_unmapped`` (an empty
     symbol) and ``rows_other_symbols``. Counted too: ``rows_read``, ``rows_ambiguous_time`` (a clock that the end of
     daylight saving time repeats, read as the first of the two) and ``files_without_bars`` (JSON documents that are no
-    lists of bars).
+    lists of bars, and texts with neither a header nor a row of numbers).
 
     Args:
         files: the files.
@@ -122,8 +126,8 @@ def read_tabular(
 
     Raises:
         ValueError: a file that cannot be read, lacks a column, has times or numbers that cannot be read, or no time
-            zone, or whose bars are of another length than the first file's; no row of `symbol`; an unknown `stamp`,
-            `tz` or name in `columns`.
+            zone, or whose bars are of another length than the first file's; dates that do not tell the day from the
+            month beside a file with the day first; no row of `symbol`; an unknown `stamp`, `tz` or name in `columns`.
     """
     if stamp is not None and stamp not in STAMPS:
         raise ValueError(f"stamp {stamp!r} is unknown, expected 'start' or 'end'")
@@ -136,18 +140,20 @@ def read_tabular(
     seen: Counter[str] = Counter()
     lengths: dict[int, Path] = {}
     stamps: dict[str, Path] = {}
+    orders: dict[str, Path] = {}
     chunks: list[Chunk] = []
     for file in files:
         try:
             table = open_table(file, columns, lambda cells: _is_header(cells, columns))
             if table is None:
-                raise _NoBarsError(f"{file} holds no list of bars")
+                raise NoBarsError(f"{file} holds no list of bars")
             found, times = _columns(table, columns, file)
-        except _NoBarsError as error:
+        except NoBarsError as error:
             without.append(error)
             continue
         stamps.setdefault(stamp or table.stamp, file)
         rows = _read(table, found, times, zone, file, symbol, counts)
+        orders.setdefault(rows.order, file)
         if length := _length(rows.time[rows.known]):
             lengths.setdefault(length, file)
         if len(lengths) > 1:
@@ -156,6 +162,11 @@ def read_tabular(
                 f"{first} holds bars of {a / 1e9:g} s and {second} of {b / 1e9:g} s, expected one length of bar"
             )
         chunks += _chunks(rows, symbol, file, counts, seen)
+    if "day" in orders and "either" in orders:
+        raise ValueError(
+            f"{orders['day']} has dates with the day first, and in {orders['either']} nothing tells the day from the "
+            "month: write dates with the year first"
+        )
     if len(stamps) > 1:
         raise ValueError(
             f"{stamps['end']} has times of bars' ends, as NinjaTrader writes them, and {stamps['start']} has not: "
@@ -171,10 +182,6 @@ def read_tabular(
     quality["files_without_bars"] = int(quality.get("files_without_bars", 0)) + len(without)
     used = next(iter(stamps))
     return Table(_stamped(chunks, length, used), length, used)
-
-
-class _NoBarsError(ValueError):
-    """A JSON document of something else, such as a vendor's description of the bars beside it."""
 
 
 def _given(columns: Columns | None) -> Columns | None:
@@ -218,7 +225,7 @@ def _is_header(cells: Sequence[str], given: Columns | None) -> bool:
 def _columns(table: TableFile, given: Columns | None, file: Path) -> tuple[dict[str, int], list[int]]:
     """The position of the column for each name in `ALIASES` but the time, and those that may be the time."""
     found = _find(table.names, given)
-    kind = _NoBarsError if table.is_json else ValueError
+    kind = NoBarsError if table.is_json else ValueError
     if isinstance(given, Mapping):
         for name, column in given.items():
             if name not in found:
@@ -266,7 +273,7 @@ def _read(
     for name in _PRICES:
         if np.isnan(values[name]).all():
             raise ValueError(f"{file} has no number in its column {table.names[found[name]]!r} for {name!r}")
-    return _Rows(utc, known, values, _groups(symbols, ids, count, file, symbol), table.numbers(count))
+    return _Rows(utc, known, values, _groups(symbols, ids, count, file, symbol), table.numbers(count), times.order)
 
 
 def _groups(
@@ -276,8 +283,7 @@ def _groups(
     if symbols:
         which, labels = symbols.finish()
     else:
-        match = _NAME_IN_FILE.search(file.name)
-        which, labels = np.zeros(count, np.int32), [match[1] if match else symbol]
+        which, labels = np.zeros(count, np.int32), [_contract_in(file.name, symbol) or symbol]
     if not ids:
         return [(labels[code], None, rows) for code, rows in _runs(which)]
     number = np.clip(np.nan_to_num(np.concatenate(ids)), 0, 2**32).astype(np.int64)
@@ -290,6 +296,16 @@ def _groups(
         for identifier, own in _runs(number[rows]):
             groups.append((labels[code], identifier, own if isinstance(rows, slice) else rows[own]))
     return groups
+
+
+def _contract_in(name: str, symbol: str) -> str | None:
+    """The contract that a file's name tells; that of another root only in capital letters."""
+    if match := _NINJATRADER_NAME.match(name):
+        return f"{match[1]}{_MONTHS[match[2]]}{match[3]}"
+    root = re.escape(symbol.removesuffix(".FUT"))
+    match = re.search(_CONTRACT_IN_NAME.format(root=root), name, re.IGNORECASE)
+    match = match or re.search(_CONTRACT_IN_NAME.format(root="[A-Z0-9]{1,3}"), name)
+    return f"{match[1]}{match[2]}".upper() if match else None
 
 
 def _runs(key: np.ndarray) -> Iterator[tuple[int, np.ndarray | slice]]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from fox_env.data.bars import Bars
 from fox_env.data.calendar import FIRST_YEAR, LAST_YEAR, sessions, trading_periods
+from fox_env.data.dbn import PRICE_SCALE, UNDEF_PRICE
 
-_UNDEFINED = np.iinfo(np.int64).max
 _TRADE, _BUYER, _SELLER = ord("T"), ord("B"), ord("A")
-_PRICE_SCALE = 1e9
 
 # Columns of a bar under way and of a finished one, all int64; prices in 1e-9 points.
 _START, _END, _OPEN, _HIGH, _LOW, _CLOSE, _VOLUME, _BOUGHT, _SOLD = range(9)
@@ -45,7 +44,7 @@ class TradeBars:
 
     def __init__(self, *, interval: int = 0, contracts: int = 0, tick: float | None = None, hours: str = "all") -> None:
         self._interval, self._contracts = interval, contracts
-        self._tick = 0 if tick is None else round(tick * _PRICE_SCALE)
+        self._tick = 0 if tick is None else round(tick * PRICE_SCALE)
         self._hours = hours
         self._open, self._close = trading_periods(hours=hours)
         self._state = np.zeros(_STATE, np.int64)
@@ -105,7 +104,7 @@ class TradeBars:
                 self._made.append(bar[None])
         rows = np.concatenate(self._made) if self._made else np.zeros((0, _COLUMNS), np.int64)
         prices = {
-            name: rows[:, column] / _PRICE_SCALE
+            name: rows[:, column] / PRICE_SCALE
             for name, column in (("open", _OPEN), ("high", _HIGH), ("low", _LOW), ("close", _CLOSE))
         }
         floats = {column: rows[:, column].astype(np.float64) for column in (_VOLUME, _BOUGHT, _SOLD)}
@@ -125,7 +124,8 @@ class TradeFlow:
     def __init__(self, start: np.ndarray, ts: np.ndarray) -> None:
         self._start, self._ts = np.ascontiguousarray(start), np.ascontiguousarray(ts)
         self._volume = np.zeros((3, len(ts)), np.int64)
-        self._state = np.zeros(3, np.int64)  # bar, trades outside the bars, time of the last trade
+        # Bar, trades outside the bars, time of the last trade, trades, those that are out of time order.
+        self._state = np.zeros(5, np.int64)
         self._span = (np.iinfo(np.int64).max, 0)
 
     @property
@@ -137,6 +137,16 @@ class TradeFlow:
     def outside(self) -> int:
         """Trades that lie in no bar."""
         return int(self._state[1])
+
+    @property
+    def read(self) -> int:
+        """Trades read."""
+        return int(self._state[3])
+
+    @property
+    def unsorted(self) -> int:
+        """Trades out of time order; each counts as made at the latest time seen."""
+        return int(self._state[4])
 
     def add(self, records: np.ndarray) -> None:
         """Go on with further records of any schema that holds trades, in time order."""
@@ -225,7 +235,7 @@ def _trade_bars(time, price, size, side, action, interval, contracts, tick, open
             continue
         counts[_READ] += 1
         at, paid, lots = time[i], price[i], np.int64(size[i])
-        if paid == _UNDEFINED or paid <= 0:
+        if paid == UNDEF_PRICE or paid <= 0:
             counts[_BAD_PRICE] += 1
             continue
         if lots == 0:
@@ -289,8 +299,11 @@ def _trade_bars(time, price, size, side, action, interval, contracts, tick, open
 def _trade_flow(time, price, size, side, action, start, ts, volume, state):
     bar, last = state[0], state[2]
     for i in range(len(time)):
-        if action[i] != _TRADE or price[i] == _UNDEFINED or price[i] <= 0:
+        if action[i] != _TRADE or price[i] == UNDEF_PRICE or price[i] <= 0:
             continue
+        state[3] += 1
+        if time[i] < last:
+            state[4] += 1
         at = max(time[i], last)
         last = at
         while bar < len(ts) and ts[bar] <= at:

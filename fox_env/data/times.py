@@ -31,6 +31,7 @@ _FORMS = (  # a date with separators, and one of eight digits, which needs no sp
     rf"^(?P<date>\d{{8}})(?:[T ]*(?P<clock>{_CLOCK}))? ?(?P<offset>{_OFFSET})?$",
 )
 _CLOCK_PARTS = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?(?: ?([AaPp])[Mm])?")
+_YEAR_LAST = re.compile(r"(\d{1,2})[-/.](\d{1,2})[-/.]\d{4}")
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE]\+?\d+)?")
 _MISSING = ("", "nan", "nat", "none", "null", "na", "n/a")
 
@@ -48,7 +49,13 @@ class Times:
         file: for messages.
         name: the column, for messages, and to know a header that is repeated among the rows, which counts as no time.
         row: the number that the user knows for the k-th row, k from 0.
+
+    Attributes:
+        order: once finished, what comes first in dates whose year is last: ``"day"``, ``"month"``, or ``"either"``
+            where no number tells; empty without such dates.
     """
+
+    order = ""
 
     def __init__(self, file: Path, name: str, row: Callable[[int], int]) -> None:
         self._file, self._name, self._row = file, name, row
@@ -221,6 +228,8 @@ class Times:
             which, distinct = texts.finish()
             used = np.zeros(len(distinct), bool)
             used[which[known]] = True
+            if parse is _days:
+                self.order = _order([text for k, text in enumerate(distinct) if used[k]])
             values, bad, why = parse([text if used[k] else "" for k, text in enumerate(distinct)])
             if bad is not None:
                 raise self._error(shown(distinct[bad]), int(place[np.argmax((which == bad) & known)]), why)
@@ -363,6 +372,14 @@ def _days(texts: Sequence[str]) -> Parsed:
             return values, k, "which is no date from 1678 to 2261"
         values[k] = day
     return values, None, ""
+
+
+def _order(texts: Sequence[str]) -> str:
+    """`Times.order` of dates."""
+    pairs = [(int(match[1]), int(match[2])) for match in map(_YEAR_LAST.fullmatch, texts) if match]
+    if not pairs:
+        return ""
+    return "day" if max(a for a, _ in pairs) > 12 else "month" if max(b for _, b in pairs) > 12 else "either"
 
 
 def _day(year: int, month: int, day: int) -> int | None:

@@ -209,14 +209,16 @@ def test_options_override_the_profile_and_set_overrides_both(monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     run = parsed(
         monkeypatch, "--data", "bars.csv", "--mbp10", "book", "--trades", "/t/*.dbn", "--cache", "c",
-        "--symbol", "NQ", "--bars", "5m", "--tz", "UTC", "--stamp", "end",
+        "--symbol", "NQ", "--bars", "5m", "--tz", "UTC", "--stamp", "end", "--definitions", "d",
+        "--columns", "close=Last", "--columns", "time=0", "--roll", "calendar", "--hours", "rth", "--max-bars", 0,
         "--train-end", "2020-01-01", "--valid-end", "2021-01-01", "--seed", 7, "--out", "there",
         "--set", "train.seed=8", "--set", "train.epochs=3", "--resume",
     )  # fmt: skip
     data = run.profile.data
     assert data.path == str(tmp_path / "bars.csv")  # as seen from here, not from the profile's project
     assert (data.mbp10_data_dir, data.trades_data_dir) == (str(tmp_path / "book"), "/t/*.dbn")
-    assert (data.definitions_data_dir, data.cache_dir) == ("", str(tmp_path / "c"))
+    assert (data.definitions_data_dir, data.cache_dir) == (str(tmp_path / "d"), str(tmp_path / "c"))
+    assert (data.columns, data.roll, data.hours, data.max_bars) == (["close=Last", "time=0"], "calendar", "rth", 0)
     assert data.synthetic == ""
     assert (data.symbol, data.bars, data.tz, data.stamp) == ("NQ", "5m", "UTC", "end")
     assert (data.train_end, data.valid_end) == ("2020-01-01", "2021-01-01")
@@ -249,6 +251,8 @@ def test_load_data_hands_on_what_the_profile_says(monkeypatch: pytest.MonkeyPatc
         "columns": ["time", "close"], "bars": "vol:500", "tz": "UTC", "stamp": "end", "roll": "expiry",
         "hours": "rth", "max_bars": 7, "drop": ["rsi_14"],
     })  # fmt: skip
+    cli.load_data(load_profile(SMOKETEST, {"data.path": "/x", "data.synthetic": "", "data.columns": ["close=Last"]}))
+    assert calls[2][1]["columns"] == {"close": "Last"}
     nothing = dict.fromkeys(("mbp10", "trades", "definitions", "cache", "columns", "bars", "tz", "stamp"))
     assert calls[1] == (("/x",), {
         **nothing, "symbol": "ES", "roll": "volume", "hours": "all", "max_bars": 0, "drop": [],

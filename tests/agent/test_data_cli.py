@@ -224,7 +224,7 @@ def test_every_option_of_loading_is_passed_on(command: str, monkeypatch: pytest.
         (["nowhere.csv"], "nowhere.csv does not exist"),
         (["ES.csv", "--columns", "time=when"], "tz"),
         (["ES.csv", *LOAD, "--bars", "7x"], "7x"),
-        (["ES.csv", "--columns", "close", "--columns", "time=0"], "--columns is 'close', expected meaning=column"),
+        (["ES.csv", "--columns", "close", "--columns", "time=0"], "columns is 'close', expected meaning=column"),
         (["ES.csv", *LOAD, "--symbol", "ZZ"], "contract 'ZZ' is unknown"),
     ],
 )

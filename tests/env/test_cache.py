@@ -26,7 +26,9 @@ from fox_env import CONTRACTS, Feature, Market, load_market, synthetic_market
 from fox_env.data import cache
 from fox_env.data.bars import Bars
 from fox_env.data.cache import cache_key, open_or_build
+from fox_env.data.dbn_write import book_records, write_dbn, write_ohlcv
 from fox_env.data.features import ODD
+from fox_env.data.synthetic import synthetic_bars
 from fox_env.files import read_arrays, write_arrays, write_atomic
 from tests.env.games import make_bars, make_market, random_market
 
@@ -406,6 +408,18 @@ def test_order_flow_is_never_missing_where_it_is_asked_for(tmp_path):
     arrays, texts = flow_market(False).to_arrays()
     write_arrays(tmp_path / f"file-{key[:16]}.fxcache", arrays, texts | {"key": key})
     assert opened(True, True).has_order_flow
+
+
+def test_features_chosen_by_name_need_not_be_of_the_order_flow(tmp_path):
+    """Books may be wanted for the quotes at the close alone."""
+    bars = synthetic_bars("planted", 200, interval="1m", start="2024-01-09").bars
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": bars})
+    books = book_records("bbo-1m", bars.ts, bars.close, bars.close + 0.25, np.full(200, 5), np.full(200, 5))
+    write_dbn(tmp_path / "bbo.dbn", "bbo-1m", {"ESH24": books})
+    for chosen in ({"features": ["rsi_14"]}, {"drop": ["spread", "microprice_offset", "depth_imbalance_1"]}):
+        market = load_market(tmp_path / "bars.dbn", mbp10=tmp_path / "bbo.dbn", cache=tmp_path / "cache", **chosen)
+        assert not market.has_order_flow
+        assert np.array_equal(market.bars.bid, bars.close)
 
 
 BUILDER = """

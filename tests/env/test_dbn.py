@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fox_env.data import dbn
 from fox_env.data.bars import Bars, concatenate
-from fox_env.data.dbn import open_file, read_ohlcv
-from fox_env.data.dbn_write import record_dtype, write_ohlcv
+from fox_env.data.dbn import open_file, read_ohlcv, record_dtype
+from fox_env.data.dbn_write import ohlcv_records, write_ohlcv
 from fox_env.data.load import load_market, load_segments
 from fox_env.data.sources import symbol_root
 
@@ -164,6 +164,30 @@ def test_continuous_symbols_roll_unmeasured_where_the_id_changes(tmp_path):
     write_ohlcv(tmp_path / "c1.dbn.zst", market, symbol="ES.c.1")
     with pytest.raises(ValueError, match=r"holds ES\.c\.0, ES\.c\.1 for 'ES', expected one continuous symbol"):
         read([tmp_path / "c.dbn.zst", tmp_path / "c1.dbn.zst"])
+
+
+def test_one_id_under_two_continuous_symbols(tmp_path):
+    """A file of ES.c.0 and ES.v.0, which are one contract on that day: no row counts twice."""
+    from databento_dbn import Metadata, Schema, SType
+
+    bars = walk("2024-01-09 09:00", 5)
+    span = [SimpleNamespace(start_date=dt.date(2024, 1, 9), end_date=dt.date(2024, 1, 10), symbol="7")]
+    metadata = Metadata(
+        dataset="GLBX.MDP3", start=int(bars.start[0]), end=int(bars.ts[-1]), stype_in=SType.CONTINUOUS,
+        stype_out=SType.INSTRUMENT_ID, schema=Schema.OHLCV_1M, symbols=["ES.c.0", "ES.v.0"], version=3,
+        mappings=[SimpleNamespace(raw_symbol=symbol, intervals=span) for symbol in ("ES.c.0", "ES.v.0")],
+    )  # fmt: skip
+    records = ohlcv_records("ohlcv-1m", bars, instrument_id=7)
+    (tmp_path / "two.dbn").write_bytes(bytes(metadata) + records.tobytes())
+    segments, _, quality, _ = load_segments(tmp_path / "two.dbn", symbol="ES.v.0")
+    assert_equal(segments[0].bars, bars)
+    assert (quality["rows_read"], quality["rows_unmapped"]) == (5, 0)
+
+
+def test_rows_after_expiry_alone_are_refused_with_the_path(tmp_path):
+    write_ohlcv(tmp_path / "late.dbn", {"ESH24": walk("2024-03-18 09:00", 3)})
+    with pytest.raises(ValueError, match=r"late\.dbn: every row of ESH24 comes after its contract's expiry"):
+        load_segments(tmp_path / "late.dbn")
 
 
 @pytest.mark.parametrize("ending", ["dbn", "dbn.zst"])
@@ -435,3 +459,9 @@ def test_nothing_to_write(tmp_path):
         write_ohlcv(tmp_path / "a.dbn", {})
     with pytest.raises(ValueError, match="schema 'ohlcv-5m' is unknown"):
         write_ohlcv(tmp_path / "a.dbn", {"ESH24": walk("2024-01-09 09:00", 4)}, schema="ohlcv-5m")
+
+
+def test_record_types_are_the_library_s():
+    from databento_dbn import RType, Schema
+
+    assert {schema: int(RType.from_schema(Schema.from_str(schema))) for schema in dbn.SCHEMAS} == dbn.RTYPES

@@ -113,7 +113,8 @@ def damaged(data: bytes, changes) -> bytes:
 def play(market) -> None:
     """A few steps of anything: all that an agent sees is finite and inside its space."""
     assert np.isfinite(market.features).all()
-    envs = FoxESVectorEnv(num_envs=4, market=market, episode_bars=20)
+    # A market may hold few bars to decide at.
+    envs = FoxESVectorEnv(num_envs=4, market=market, episode_bars=min(20, np.count_nonzero(market.decision) - 1))
     envs.action_space.seed(0)
     observation, _ = envs.reset(seed=0)
     for _ in range(25):

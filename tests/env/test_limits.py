@@ -134,6 +134,22 @@ def test_the_first_bar_of_a_session_may_be_locked():
     assert locks(bars, 0.25).tolist() == [0, 0, -1]
 
 
+def test_bars_shorter_than_a_minute_lock_when_a_minute_has_passed_at_the_price():
+    """Two minutes of one second bars at the limit; and a fall through it, whose bars have no range either."""
+    before = [flat("2019-08-06 14:55", 3000.0), ("2019-08-06 21:55", 2900.0, 2850.0)]
+    seconds = [flat(f"2019-08-06 22:{k // 60:02d}:{k % 60:02d}", 2850.0) for k in range(120)]
+    late = [flat("2019-08-06 22:02:00", 2850.0), flat("2019-08-06 22:02:01", 2850.25)]
+
+    def short(table):
+        bars = rows(*before, *table)
+        length = np.where(np.arange(len(bars)) < 2, 5 * MINUTE, MINUTE // 60)
+        return locks(dataclasses.replace(bars, ts=bars.start + length), 0.25)[2:]
+
+    assert short([*seconds, *late]).tolist() == [0] * 59 + [-1] * 62 + [0]
+    falling = [(clock, 2853.0 - k // 8 * 0.25, 2853.0 - k // 8 * 0.25) for k, (clock, *_) in enumerate(seconds)]
+    assert not short(falling).any()
+
+
 def test_limits_follow_the_fixing():
     # On Tuesday stocks end at 2800; from 15:00 the limit is 5 % below 2800, not below Monday's 3000.
     bars = rows(
@@ -220,6 +236,11 @@ def test_synthetic_markets_never_lock(kind):
     assert not locks(bars, 0.25).any()
     # Nor do they where every bar is a single trade at its close.
     assert not locks(dataclasses.replace(bars, high=bars.close, low=bars.close), 0.25).any()
+
+
+def test_bars_in_closed_hours_alone_never_lock():
+    """A Saturday, as made-up frames often begin with."""
+    assert locks(rows(flat("2022-01-01 09:00", 4000.0), flat("2022-01-01 09:05", 4000.0)), 0.25).tolist() == [0, 0]
 
 
 def test_a_market_knows_its_locks_and_no_sale_into_one_is_filled():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 
+from fox_env.contracts import CONTRACTS
 from fox_env.data.bars import Bars
 from fox_env.data.dbn_write import (
     book_records,
@@ -192,6 +194,42 @@ def test_quotes_by_hand(tmp_path):
     assert bars.extra["ofi_1"].tolist() == [13, 5, 0]
 
 
+def test_quotes_are_unknown_where_the_books_have_a_hole_or_have_ended(tmp_path):
+    """Six bars; books in the first, the second and the fifth: the others have traded at prices that no quote knows."""
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": minutes(4000, 4001, 4011, 4021, 4002, 4032)})
+    rows = [(NINE + k * MINUTE + 5, 4000.0 + k, 4000.25 + k, 5, 5) for k in (0, 1, 4)]
+    write_dbn(tmp_path / "mbp-1.dbn", "mbp-1", {"ESH24": quotes(rows)})
+    segments, _, quality, _ = load_segments(tmp_path / "bars.dbn", mbp10=tmp_path / "mbp-1.dbn")
+    bars = segments[0].bars
+    for name in ("bid", "ask", "bid_size", "ask_size"):
+        assert np.isfinite(getattr(bars, name)).tolist() == [True, True, False, False, True, False], name
+    for name in ("ofi_1", "imbalance_1", "microprice_offset", "spread_ticks"):
+        assert np.isfinite(bars.extra[name]).tolist() == [True, True, False, False, True, False], name
+    assert bars.bid[[0, 1, 4]].tolist() == [4000, 4001, 4004]
+    assert quality["bars_book_stale"] == 3
+
+
+@pytest.mark.parametrize(("schema", "known"), [("bbo-1s", 1), ("bbo-1m", 60)])
+def test_a_sample_of_the_book_holds_until_the_next_is_due(tmp_path, schema, known):
+    """90 bars of a second after one sample, stamped at the end of the first."""
+    price = np.full(90, 4000.0)
+    start = NINE + SECOND * np.arange(90)
+    bars = Bars(start, start + SECOND, price, price, price, price, np.full(90, 1.0))
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": bars}, schema="ohlcv-1s")
+    write_dbn(tmp_path / "bbo.dbn", schema, {"ESH24": quotes([(NINE + SECOND, 4000.0, 4000.25, 5, 5)], schema)})
+    made = load_segments(tmp_path / "bars.dbn", mbp10=tmp_path / "bbo.dbn")[0][0].bars
+    assert np.flatnonzero(np.isfinite(made.bid)).tolist() == list(range(known + 1))
+
+
+def test_volume_bars_of_one_instant_have_its_quotes(tmp_path):
+    tape = trade_records(np.array([NINE, NINE, NINE + SECOND]), np.full(3, 4000.0), np.full(3, 5), b"B")
+    write_dbn(tmp_path / "trades.dbn", "trades", {"ESH24": tape})
+    rows = [(NINE, 3999.75, 4000.0, 5, 5), (NINE + SECOND, 4000.0, 4000.25, 5, 5)]
+    write_dbn(tmp_path / "mbp-1.dbn", "mbp-1", {"ESH24": quotes(rows)})
+    made = load_segments(tmp_path / "trades.dbn", bars="vol:5", mbp10=tmp_path / "mbp-1.dbn")[0][0].bars
+    assert made.bid.tolist() == [3999.75, 3999.75, 4000.0]
+
+
 def sessions_of(*days):
     return [minutes(4000, 4001, 4002, start=ns(f"2024-01-{day:02d} 09:00")) for day in days]
 
@@ -234,10 +272,21 @@ def test_sessions_without_trades_are_left_out_and_counted(tmp_path):
         load_segments(tmp_path / "bars.dbn", trades=tmp_path / "other.dbn")
 
 
+def test_a_hole_in_the_trades_is_not_a_bar_without_any(tmp_path):
+    bars = minutes(4000, 4001, 4002, 4003)
+    bars.volume[2] = 0
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": bars})
+    tape = trade_records(bars.start[[0, 3]] + 5, bars.close[[0, 3]], np.array([10, 10]), b"A")
+    write_dbn(tmp_path / "trades.dbn", "trades", {"ESH24": tape})
+    made = load_segments(tmp_path / "bars.dbn", trades=tmp_path / "trades.dbn")[0][0].bars
+    assert np.array_equal(made.extra["bid_volume"], [10, np.nan, 0, 10], equal_nan=True)
+    assert np.array_equal(made.extra["ask_volume"], [0, np.nan, 0, 0], equal_nan=True)
+
+
 def test_books_find_their_contract_by_whatever_symbol(tmp_path):
     """Bars of ES.FUT with books of ES.c.0, and the other way round: what counts is the instrument."""
     bars = minutes(4000, 4001, 4002)
-    book = quotes([(NINE + 5, 4000.0, 4000.25, 5, 5)])
+    book = quotes([(at + 5, 4000.0, 4000.25, 5, 5) for at in bars.start.tolist()])
     for bar_symbol, book_symbol in (("ES.FUT", "ES.c.0"), ("ES.c.0", "ES.FUT"), ("ES.c.0", "ES.c.0"), ("", "ES.FUT")):
         write_ohlcv(tmp_path / "bars.dbn", {"ESH24": bars}, symbol=bar_symbol)
         write_dbn(tmp_path / "book.dbn", "mbp-1", {"ESH24": book}, symbol=book_symbol)
@@ -309,6 +358,9 @@ def test_trades_out_of_order_are_refused(tmp_path):
     (tmp_path / "a.dbn").write_bytes(data)
     with pytest.raises(ValueError, match=r"a\.dbn is corrupt: 99 of 100 trades are out of time order"):
         load_segments(tmp_path / "a.dbn", bars="1s")
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": minutes(4000, 4001)})
+    with pytest.raises(ValueError, match=r"a\.dbn is corrupt: 99 of 100 trades are out of time order"):
+        load_segments(tmp_path / "bars.dbn", trades=tmp_path / "a.dbn")
 
 
 def defined(tmp_path, **changes):
@@ -337,6 +389,12 @@ def test_definitions_are_compared_with_the_contract(tmp_path):
             load_segments(tmp_path / "bars.dbn", definitions=defined(tmp_path, **change))
         with pytest.raises(ValueError, match=match):
             load_segments(tmp_path)
+    mine = dataclasses.replace(CONTRACTS["ES"], name="mine")
+    terms = defined(tmp_path)
+    assert load_segments(tmp_path / "bars.dbn", definitions=terms, contract=mine)[2]["definitions"] == 1
+    with pytest.raises(ValueError, match=r"with dollars a point of 50\.0, but mine has 500\.0"):
+        load_segments(tmp_path, contract=dataclasses.replace(mine, multiplier=500.0))
+    assert load_segments(tmp_path, contract=CONTRACTS["MES"])[2]["definitions"] == 0  # chosen for what it is
     with pytest.raises(ValueError, match="holds no definition of a ES future"):
         load_segments(tmp_path / "bars.dbn", definitions=defined(tmp_path, asset=b"NQ"))
     with pytest.raises(ValueError, match=r"holds ohlcv-1m, expected one of definition"):
@@ -347,7 +405,7 @@ def test_a_live_capture(tmp_path):
     """No schema, symbols told by the stream, records of every kind among each other; the id changes its meaning."""
     bars = minutes(4000, 4001, 4002)
     tape = trade_records(NINE + 5 + MINUTE * np.arange(3), bars.close, np.full(3, 10), b"B", instrument_id=7)
-    book = quotes([(NINE + 3, 4000.0, 4000.25, 5, 5)])
+    book = quotes([(at + 3, 4000.0, 4000.25, 5, 5) for at in bars.start.tolist()])
     book["instrument_id"] = 7
     from databento_dbn import UNDEF_TIMESTAMP, SType, SymbolMappingMsg, SystemMsg
 
@@ -369,6 +427,27 @@ def test_a_live_capture(tmp_path):
     assert quality["trades_other_symbols"] == 1
 
 
+def test_a_live_capture_whose_records_end_with_the_time_they_were_sent(tmp_path):
+    """Each record has eight more bytes, the symbol mappings too."""
+    from databento_dbn import UNDEF_TIMESTAMP, Metadata, SType, SymbolMappingMsg
+
+    raw = SType.RAW_SYMBOL
+    tape = trade_records(NINE + 5 + MINUTE * np.arange(3), np.arange(4000.0, 4003), np.full(3, 10), b"B")
+    tape["instrument_id"] = 7
+    mapping = SymbolMappingMsg(0, 7, NINE, raw, "ESH4", raw, "ESH4", UNDEF_TIMESTAMP, UNDEF_TIMESTAMP)
+    metadata = Metadata(
+        dataset="GLBX.MDP3", start=NINE, end=None, stype_in=None, stype_out=SType.INSTRUMENT_ID, schema=None,
+        symbols=[], mappings=[], version=3, ts_out=True,
+    )  # fmt: skip
+    sent = (NINE + 9).to_bytes(8, "little")
+    records = [bytes(mapping), *(row.tobytes() for row in tape)]
+    content = b"".join(bytes([len(record) // 4 + 2]) + record[1:] + sent for record in records)
+    (tmp_path / "live.dbn").write_bytes(bytes(metadata) + content)
+    segments, *_ = load_segments(tmp_path / "live.dbn", bars="vol:10")
+    assert segments[0].instrument == "ESH24"
+    assert segments[0].bars.close.tolist() == [4000, 4001, 4002]
+
+
 def test_sentences(tmp_path, day):
     folder, _ = day
     for arguments, match in (
@@ -385,3 +464,11 @@ def test_sentences(tmp_path, day):
         with pytest.raises((ValueError, FileNotFoundError), match=match) as error:
             load_segments(**arguments)
         assert "\n" not in str(error.value)
+
+
+def test_masked_books_beside_their_own_trades_are_named_by_their_path(tmp_path):
+    book = quotes([(NINE + k * MINUTE, np.nan, np.nan, 0, 0) for k in range(5)])
+    book["action"], book["price"], book["size"] = b"T", 4000 * 10**9, 1
+    write_dbn(tmp_path / "mbp-1.dbn", "mbp-1", {"ESH24": book})
+    with pytest.raises(ValueError, match=r"mbp-1\.dbn holds no book of ESH24 in the sessions that have bars"):
+        load_segments(tmp_path / "mbp-1.dbn", bars="1m")

@@ -278,6 +278,18 @@ def test_files_of_different_bar_lengths(tmp_path):
         read([tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
+def test_a_file_that_does_not_tell_day_from_month_beside_one_with_the_day_first(tmp_path):
+    header = "time,open,high,low,close,volume\n"
+    a, b, c = (tmp_path / f"{name}.csv" for name in "abc")
+    a.write_text(header + rows(["31/01/2024 15:00", "31/01/2024 15:01"]))
+    b.write_text(header + rows(["01/02/2024 15:00", "01/02/2024 15:01"]))
+    c.write_text(header + rows(["01/31/2024 15:00", "01/31/2024 15:01"]))
+    with pytest.raises(ValueError, match=r"a\.csv has dates with the day first, and in .*b\.csv nothing tells"):
+        read([b, a], tz="UTC")
+    chunks, *_ = read([b, c], tz="UTC")
+    assert [str(np.datetime64(int(chunk.bars.start[0]), "ns"))[:10] for chunk in chunks] == ["2024-01-02", "2024-01-31"]
+
+
 def write_market(path, close, first="2024-01-09 09:00", volume=None, minutes=1):
     """A series of bars that open at the close before."""
     start = pd.to_datetime(ns(first) + minutes * MINUTE * np.arange(len(close)), utc=True)
@@ -285,6 +297,37 @@ def write_market(path, close, first="2024-01-09 09:00", volume=None, minutes=1):
     high, low = np.maximum(opening, close), np.minimum(opening, close)
     data = {"time": start, "open": opening, "high": high, "low": low, "close": close}
     pd.DataFrame(data | ({} if volume is None else {"volume": volume})).to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "contract"),
+    [
+        ("ESH24.csv", "ESH24"), ("ESH2024.csv", "ESH24"), ("ESH2020.csv", "ESH20"), ("ESH20.csv", "ESH20"),
+        ("CME_MINI_ESM2024, 1.csv", "ESM24"), ("esz24.csv", "ESZ24"), ("ESH4.csv", "ESH24"),
+        ("ES 03-24.Last.txt", "ESH24"), ("ES 06-24.csv", "ESM24"), ("ES 09-24.csv", "ESU24"),
+        ("ES 12-24.csv", "ESZ24"),
+        ("ES 01-24.csv", "ES"), ("ES_M5.csv", "ES"), ("mesh24.csv", "ES"), ("ES1!, 1.csv", "ES"), ("bars_u5.csv", "ES"),
+    ],
+)  # fmt: skip
+def test_a_contract_is_told_by_the_files_name(tmp_path, name, contract):
+    write_market(tmp_path / name, np.full(10, 5100.0))
+    (chunk,), *_ = read(tmp_path / name)
+    assert chunk.contract == contract
+
+
+@pytest.mark.parametrize("name", ["MESH24.csv", "NQH2024.csv", "NQ 03-24.Last.txt"])
+def test_a_file_named_after_another_root_is_refused(tmp_path, name):
+    write_market(tmp_path / name, np.full(10, 5100.0))
+    with pytest.raises(ValueError, match=r"holds no bars of 'ES' but of (MES|NQ)H24"):
+        read(tmp_path / name)
+
+
+def test_contracts_that_no_name_tells_apart_are_refused(tmp_path):
+    """Twelve minutes are in both files, with prices 60 points apart."""
+    write_market(tmp_path / "ES_H24.csv", np.full(20, 5100.0))
+    write_market(tmp_path / "ES_M24.csv", np.full(20, 5160.0), "2024-01-09 09:08")
+    with pytest.raises(ValueError, match=r"12 of 28 bars contradict .* the first in row 1 of ES_M24\.csv"):
+        load_segments(tmp_path)
 
 
 def test_a_directory_of_contract_files_becomes_one_chain(tmp_path):
@@ -730,6 +773,22 @@ def test_json_lists_and_lines(tmp_path):
         assert (chunk.bars.start.tolist(), length, quality["files_without_bars"]) == (NINE, MINUTE, 0)
         assert (chunk.bars.close.tolist(), chunk.row.tolist()) == ([100.5, 100], [1, 2])
         assert np.isnan(chunk.bars.volume).all()
+
+
+def test_texts_that_are_no_tables_of_bars_are_passed_over_beside_bars(tmp_path):
+    bars = tmp_path / "a.csv"
+    bars.write_text("time,open,high,low,close,volume\n" + rows(["2024-01-09T15:00:00Z", "2024-01-09T15:01:00Z"]))
+    (tmp_path / "README.txt").write_text("Bars of ES.\nFrom the exchange, with thanks.\n")
+    (tmp_path / "symbology.csv").write_text("raw_symbol,instrument_id,date\nESH4,17,2024-01-09\n")
+    (chunk,), _, quality = read(sorted(tmp_path.iterdir()))
+    assert (chunk.bars.start.tolist(), quality["files_without_bars"], quality["rows_read"]) == (NINE, 2, 2)
+    for name in ("README.txt", "symbology.csv"):
+        with pytest.raises(ValueError, match=rf"{name} has no header with time, open, high, low and close"):
+            read(tmp_path / name)
+    # Numbers that may be prices are not passed over.
+    (tmp_path / "b.csv").write_text("time,p,q,r,s\n2024-01-09T15:02:00Z,100,101,99,100\n")
+    with pytest.raises(ValueError, match=r"b\.csv has no column for 'open', 'high', 'low', 'close' among time, p"):
+        read(sorted(tmp_path.iterdir()))
 
 
 def test_json_documents_that_are_no_bars_are_passed_over(tmp_path):
