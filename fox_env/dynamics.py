@@ -263,6 +263,9 @@ def step_one(bar, nxt, position, age, net, basis, direction, magnitude, order, u
 def position_fields(row, position, age, net, basis, peak, fraction_left, mirrored, rules):
     """The observation's position fields, all bounded.
 
+    Args:
+        row: of the tape, the bar observed.
+
     Returns:
         exposure in [−1, 1] (negated in a mirrored episode); unrealized points over max_contracts × volatility, in
         [−10, 10]; age over min_hold, in [0, 2]; drawdown over initial equity, in [0, 10]; can-trade, 0 or 1; fraction
@@ -342,79 +345,111 @@ def reset_random(i, count, money, keys, starts, bars, mirror_prob, rules):
     count[EPISODE, i] += 1
 
 
-def write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules):
-    """Write row `i` of `obs` (float32 [N, window·F + 6]): features of the last `window` bars, then position fields.
+def window_row(bar, back, first):
+    """Bar whose features an observation at `bar` shows `back` bars back: none before the contract's first."""
+    return max(bar - back, first[bar]) if back > 0 else bar
 
-    In a mirrored episode feature j is ``mirror[1, j] · table[·, mirror[0, j]]``.
-    """
+
+def feature(table, mirror, row, j, mirrored):
+    """Feature `j` of bar `row`; in a mirrored episode it is ``mirror[1, j] · table[row, mirror[0, j]]``."""
+    return mirror[1, j] * table[row, int(mirror[0, j])] if mirrored != 0 else table[row, j]
+
+
+def write_features(i, obs, table, first, mirror, count, window):
+    """Write the features of the last `window` bars into row `i` of `obs` (float32 [N, window·F + 6])."""
     bar = count[BAR, i]
     mirrored = count[MIRRORED, i]
     features = table.shape[1]
     for w in range(window):
-        row = max(bar - (window - 1 - w), first[bar])
+        row = window_row(bar, window - 1 - w, first)
         base = w * features
-        if mirrored != 0:
-            for j in range(features):
-                obs[i, base + j] = mirror[1, j] * table[row, int(mirror[0, j])]
-        else:
-            for j in range(features):
-                obs[i, base + j] = table[row, j]
-    exposure, unrealized, age, drawdown, can_trade, left = position_fields(
-        read_row(tape, bar), count[POSITION, i], count[AGE, i], money[NET, i], money[BASIS, i], money[PEAK, i],
-        fraction[bar], mirrored, rules,
+        for j in range(features):
+            obs[i, base + j] = feature(table, mirror, row, j, mirrored)
+
+
+def write_position(fields, seat, base, tape, fraction, bar, position, age, net, basis, peak, mirrored, rules):
+    """Write the position fields of an account that stands at `bar` into ``fields[seat, base]`` and what follows."""
+    exposure, unrealized, old, drawdown, can_trade, left = position_fields(
+        read_row(tape, bar), position, age, net, basis, peak, fraction[bar], mirrored, rules
+    )
+    fields[seat, base] = exposure
+    fields[seat, base + 1] = unrealized
+    fields[seat, base + 2] = old
+    fields[seat, base + 3] = drawdown
+    fields[seat, base + 4] = can_trade
+    fields[seat, base + 5] = left
+
+
+def restart(
+    i, fields, seat, base, mask, given, tape, fraction, land, starts, keys, count, money, mirror_prob, rules
+):  # fmt: skip
+    """Start account `i`'s next episode if it is masked, at bar ``given[i]`` where that is not negative.
+
+    The position fields are written into `fields`, masked or not, see `write_position`.
+    """
+    if mask[i]:
+        reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
+        if given[i] >= 0:
+            count[BAR, i] = given[i]
+    write_position(
+        fields, seat, base, tape, fraction, count[BAR, i], count[POSITION, i], count[AGE, i], money[NET, i],
+        money[BASIS, i], money[PEAK, i], count[MIRRORED, i], rules,
     )  # fmt: skip
-    base = window * features
-    obs[i, base] = exposure
-    obs[i, base + 1] = unrealized
-    obs[i, base + 2] = age
-    obs[i, base + 3] = drawdown
-    obs[i, base + 4] = can_trade
-    obs[i, base + 5] = left
 
 
 def advance(
-    i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions,
-    obs, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop,
-    rules, shaping, shaped,
+    i, fields, seat, base, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, final_obs,
+    reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules, shaping, shaped,
 ):  # fmt: skip
-    """One step of account `i` of a batch: rule, reward, end of episode, autoreset and observation.
+    """One step of account `i` of a batch: rule, reward, end of episode, autoreset, and of the observation the position
+    fields, see `write_position`; `write_features` writes the features.
 
     Arrays are those of `fox_env.engine.Engine`. `episode_bars` 0 lets episodes run to their last bar; `close_at_stop` 1
     closes the position there, with its costs.
     """
-    flags[FILLED, i] = 0
-    flags[FORCED, i] = 0
-    flags[ROLLED, i] = 0
-    flags[END, i] = RUNNING
-    points[PNL, i] = 0.0
-    points[GROSS, i] = 0.0
-    points[COST, i] = 0.0
-    points[FILL_PRICE, i] = math.nan
-    reward[i] = 0.0
+    # Read once, written once: a thread on a GPU waits for memory, and cannot know that arrays do not overlap.
+    bar = count[BAR, i]
+    position = count[POSITION, i]
+    age = count[AGE, i]
+    mirrored = count[MIRRORED, i]
+    net = money[NET, i]
+    basis = money[BASIS, i]
+    peak = money[PEAK, i]
+    done = count[DONE, i]
+    pnl = 0.0
+    gross = 0.0
+    cost = 0.0
+    fill_price = math.nan
+    filled = 0
+    forced = 0
+    rolled = 0
+    value = 0.0
+    end = RUNNING
     if shaped != 0:
         for j in range(4):
             terms[j, i] = 0.0
-    if count[DONE, i] != 0:
+    fresh = 0  # the account starts an episode in this step
+    if done != 0:
         # A finished episode pays nothing; the next one starts here or waits for the user.
         if autoreset == NEXT_STEP:
-            reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
+            fresh = 1
     else:
-        bar = count[BAR, i]
+        landing = land[bar]
+        steps = count[STEPS, i] + 1
         row = read_row(tape, bar)
         nxt = read_row(tape, bar + 1)
         direction = actions[i, 0]
-        if count[MIRRORED, i] != 0:
+        if mirrored != 0:
             direction = 2 - direction
         closing = 1 if close_at_stop != 0 and bar + 1 == count[STOP, i] else 0
         held, age, earned, basis, gross, cost, filled, fill_price, forced, rolled, margin_call = step_one(
-            row, nxt, count[POSITION, i], count[AGE, i], money[NET, i], money[BASIS, i],
-            direction, actions[i, 1], actions[i, 2], actions[i, 3], closing, rules,
-        )  # fmt: skip
-        net = gross - cost
-        value = base_reward(net, row[CLOSE], rules.max_contracts)
-        peak = max(money[PEAK, i], earned)
+            row, nxt, position, age, net, basis, direction, actions[i, 1], actions[i, 2], actions[i, 3], closing, rules
+        )
+        pnl = gross - cost
+        value = base_reward(pnl, row[CLOSE], rules.max_contracts)
+        highest = max(peak, earned)
         if shaped != 0:
-            change = ((peak - earned) - (money[PEAK, i] - money[NET, i])) * rules.multiplier / rules.initial_equity_usd
+            change = ((highest - earned) - (peak - net)) * rules.multiplier / rules.initial_equity_usd
             extra = shaping_terms(
                 shaping, count[SHORTS, i], count[FLATS, i], count[LONGS, i], held, nxt[AHEAD], gross,
                 row[VOLATILITY], row[CLOSE], rules.max_contracts, change,
@@ -428,35 +463,61 @@ def advance(
                 count[LONGS, i] += 1
             else:
                 count[FLATS, i] += 1
-        reward[i] = value
-        count[BAR, i] = land[bar]
-        count[POSITION, i] = held
+        if margin_call != 0:
+            end = MARGIN_CALL
+        elif episode_bars != 0 and steps >= episode_bars:
+            end = EPISODE_BARS
+        elif landing >= count[STOP, i]:
+            end = END_OF_DATA
+        bar = landing
+        position = held
+        net = earned
+        peak = highest
+        count[BAR, i] = bar
+        count[POSITION, i] = position
         count[AGE, i] = age
-        count[STEPS, i] += 1
-        money[NET, i] = earned
+        count[STEPS, i] = steps
+        money[NET, i] = net
         money[BASIS, i] = basis
         money[PEAK, i] = peak
-        points[PNL, i] = net
-        points[GROSS, i] = gross
-        points[COST, i] = cost
-        points[FILL_PRICE, i] = fill_price
-        flags[FILLED, i] = filled
-        flags[FORCED, i] = forced
-        flags[ROLLED, i] = rolled
-        if margin_call != 0:
-            flags[END, i] = MARGIN_CALL
-        elif episode_bars != 0 and count[STEPS, i] >= episode_bars:
-            flags[END, i] = EPISODE_BARS
-        elif land[bar] >= count[STOP, i]:
-            flags[END, i] = END_OF_DATA
-        if flags[END, i] != RUNNING:
+        if end != RUNNING:
+            done = 1
             count[DONE, i] = 1
             if autoreset == SAME_STEP:
-                write_observation(i, final_obs, tape, table, fraction, first, mirror, count, money, window, rules)
-    points[EQUITY, i] = rules.initial_equity_usd + rules.multiplier * money[NET, i]
-    flags[OBSERVED, i] = count[BAR, i]
-    flags[HELD, i] = count[POSITION, i]
-    flags[CAN_TRADE, i] = 1 if count[AGE, i] >= rules.min_hold else 0
-    if autoreset == SAME_STEP and count[DONE, i] != 0:
+                write_features(i, final_obs, table, first, mirror, count, window)
+                write_position(
+                    final_obs, i, window * table.shape[1], tape, fraction, bar, position, age, net, basis, peak,
+                    mirrored, rules,
+                )  # fmt: skip
+    if fresh != 0:
         reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
-    write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)
+        bar = count[BAR, i]
+        mirrored = count[MIRRORED, i]
+        position = 0
+        age = rules.free_age
+        net = 0.0
+        basis = 0.0
+        peak = 0.0
+    reward[i] = value
+    points[PNL, i] = pnl
+    points[GROSS, i] = gross
+    points[COST, i] = cost
+    points[FILL_PRICE, i] = fill_price
+    points[EQUITY, i] = rules.initial_equity_usd + rules.multiplier * net
+    flags[FILLED, i] = filled
+    flags[FORCED, i] = forced
+    flags[ROLLED, i] = rolled
+    flags[CAN_TRADE, i] = 1 if age >= rules.min_hold else 0
+    flags[END, i] = end
+    flags[OBSERVED, i] = bar
+    flags[HELD, i] = position
+    if autoreset == SAME_STEP and done != 0:
+        reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)
+        bar = count[BAR, i]
+        mirrored = count[MIRRORED, i]
+        position = 0
+        age = rules.free_age
+        net = 0.0
+        basis = 0.0
+        peak = 0.0
+    write_position(fields, seat, base, tape, fraction, bar, position, age, net, basis, peak, mirrored, rules)

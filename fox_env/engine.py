@@ -171,7 +171,8 @@ def observation_bounds(market: Market, window: int) -> tuple[np.ndarray, np.ndar
 _COMPILED = (
     actions.target_position, rewards.base_reward, rewards.visit_entropy, rewards.shaping_terms,
     dynamics.walk_ticks, dynamics.step_one, dynamics.position_fields, dynamics.philox, dynamics.draw_episode,
-    dynamics.read_row, dynamics.reset_account, dynamics.reset_random, dynamics.write_observation, dynamics.advance,
+    dynamics.read_row, dynamics.reset_account, dynamics.reset_random, dynamics.window_row, dynamics.feature,
+    dynamics.write_features, dynamics.write_position, dynamics.restart, dynamics.advance,
 )  # fmt: skip
 
 
@@ -263,16 +264,17 @@ def _cpu_kernels(parallel: bool) -> tuple[object, object]:
         stamp  # noqa: B018  a closure's values are part of the cache's key
         for i in prange(count.shape[1]):  # noqa: F821
             # Accounts stand at bars anywhere in a market larger than the caches: fetch rows before they are needed.
-            bar = count[0, min(i + FETCH_AHEAD, count.shape[1] - 1)] + 1  # noqa: F821
-            prefetch(tape, bar, 0)  # noqa: F821
-            prefetch(tape, bar, 8)  # noqa: F821
+            ahead = count[0, min(i + FETCH_AHEAD, count.shape[1] - 1)] + 1  # noqa: F821
+            prefetch(tape, ahead, 0)  # noqa: F821
+            prefetch(tape, ahead, 8)  # noqa: F821
             for column in range(0, table.shape[1], 16):
-                prefetch(table, bar, column)  # noqa: F821
+                prefetch(table, ahead, column)  # noqa: F821
             advance(  # noqa: F821
-                i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, obs, final_obs,
-                reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules,
-                shaping, shaped,
+                i, obs, i, window * table.shape[1], tape, table, fraction, land, first, starts, mirror, keys, count,
+                money, actions, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset,
+                close_at_stop, rules, shaping, shaped,
             )  # fmt: skip
+            write_features(i, obs, table, first, mirror, count, window)  # noqa: F821
 
     def reset_batch(
         mask, given, tape, table, fraction, land, first, starts, mirror, keys, count, money, obs, window, mirror_prob,
@@ -280,11 +282,11 @@ def _cpu_kernels(parallel: bool) -> tuple[object, object]:
     ):  # fmt: skip
         stamp  # noqa: B018
         for i in prange(count.shape[1]):  # noqa: F821
-            if mask[i]:
-                reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)  # noqa: F821
-                if given[i] >= 0:
-                    count[0, i] = given[i]
-            write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)  # noqa: F821
+            restart(  # noqa: F821
+                i, obs, i, window * table.shape[1], mask, given, tape, fraction, land, starts, keys, count, money,
+                mirror_prob, rules,
+            )  # fmt: skip
+            write_features(i, obs, table, first, mirror, count, window)  # noqa: F821
 
     def build(kernel):
         bound = types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
@@ -295,47 +297,102 @@ def _cpu_kernels(parallel: bool) -> tuple[object, object]:
 
 
 @functools.cache
-def _cuda_kernels() -> tuple[object, object]:
+def _cuda_kernels(
+    window: int, autoreset: int, shaped: int, mirror: int, accounts: int, rows: int
+) -> tuple[object, object]:
+    """The kernels of a kind of game: what is not used is compiled out of them.
+
+    A block has `accounts` accounts. A thread plays an account; then the threads of the block write observations, a warp
+    `rows` of them at a time, so that as many loads are under way at once. A thread that wrote its account's row alone
+    would write where no neighbour writes, a sector of memory for a number.
+    """
     # numba-cuda still asks for a name that numpy 2.5 dropped.
     if not hasattr(np, "row_stack"):
         np.row_stack = np.vstack  # noqa: NPY201
-    from numba import cuda
+    from numba import cuda, float32, int32, uint64
 
     names = compile_rule(cuda.jit(device=True))
-    names["cuda"] = cuda
+    names |= {
+        "cuda": cuda, "float32": float32, "int32": int32, "uint64": uint64, "WINDOW": window, "AUTORESET": autoreset,
+        "SHAPED": shaped, "MIRROR": mirror, "ACCOUNTS": accounts, "ROWS": rows, "FIELDS": dynamics.POSITION_FIELDS,
+        "BANKS": dynamics.POSITION_FIELDS + 1,
+    }  # fmt: skip
+
+    def bound(kernel):
+        return types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__)
+
+    @cuda.jit(device=True)
+    @bound
+    def write_block(begin, fields, obs, table, first, mirror, count):
+        """Observations of the block's accounts, by all its threads; `fields` has the position fields."""
+        bars = cuda.shared.array(ACCOUNTS, int32)  # noqa: F821
+        mirrors = cuda.shared.array(ACCOUNTS, int32)  # noqa: F821
+        thread = cuda.threadIdx.x
+        if thread < ACCOUNTS:  # noqa: F821
+            account = min(begin + thread, count.shape[1] - 1)
+            bars[thread] = count[0, account]
+            mirrors[thread] = count[5, account]
+        cuda.syncthreads()
+        here = min(ACCOUNTS, count.shape[1] - begin)  # noqa: F821
+        features = table.shape[1]
+        values = cuda.local.array(ROWS, float32)  # noqa: F821
+        for a in range(ROWS * (thread // 32), here, ROWS * (cuda.blockDim.x // 32)):  # noqa: F821
+            for w in range(WINDOW):  # noqa: F821
+                for j in range(thread % 32, features, 32):
+                    for k in range(ROWS):  # noqa: F821
+                        # Of an unsigned index numba does not ask whether it counts from the end.
+                        row = uint64(window_row(bars[uint64(a + k)], WINDOW - 1 - w, first))  # noqa: F821
+                        mirrored = mirrors[uint64(a + k)] if MIRROR != 0 else 0  # noqa: F821
+                        values[k] = feature(table, mirror, row, uint64(j), mirrored)  # noqa: F821
+                    for k in range(ROWS):  # noqa: F821
+                        if a + k < here:
+                            obs[uint64(begin + a + k), uint64(w * features + j)] = values[k]
+        for k in range(thread, here * FIELDS, cuda.blockDim.x):  # noqa: F821
+            seat, j = k // FIELDS, k % FIELDS  # noqa: F821
+            obs[uint64(begin + seat), uint64(WINDOW * features + j)] = fields[uint64(seat), uint64(j)]  # noqa: F821
 
     def step_batch(
         tape, table, fraction, land, first, starts, mirror, keys, count, money, actions,
         obs, final_obs, reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop,
         rules, shaping, shaped,
     ):  # fmt: skip
-        i = cuda.grid(1)
-        if i < count.shape[1]:
+        # A column more than needed, so that the threads of a warp use different banks.
+        fields = cuda.shared.array((ACCOUNTS, BANKS), float32)  # noqa: F821
+        begin = cuda.blockIdx.x * ACCOUNTS  # noqa: F821
+        thread = cuda.threadIdx.x
+        if thread < min(ACCOUNTS, count.shape[1] - begin):  # noqa: F821
             advance(  # noqa: F821
-                i, tape, table, fraction, land, first, starts, mirror, keys, count, money, actions, obs, final_obs,
-                reward, terms, points, flags, window, episode_bars, mirror_prob, autoreset, close_at_stop, rules,
-                shaping, shaped,
+                uint64(begin + thread), fields, uint64(thread), 0, tape, table, fraction, land, first,
+                starts, mirror, keys, count, money, actions, final_obs, reward, terms, points, flags, WINDOW,  # noqa: F821
+                episode_bars, mirror_prob, AUTORESET, close_at_stop, rules, shaping, SHAPED,  # noqa: F821
             )  # fmt: skip
+        write_block(begin, fields, obs, table, first, mirror, count)
 
     def reset_batch(
         mask, given, tape, table, fraction, land, first, starts, mirror, keys, count, money, obs, window, mirror_prob,
         rules,
     ):  # fmt: skip
-        i = cuda.grid(1)
-        if i < count.shape[1]:
-            if mask[i]:
-                reset_random(i, count, money, keys, starts, len(land), mirror_prob, rules)  # noqa: F821
-                if given[i] >= 0:
-                    count[0, i] = given[i]
-            write_observation(i, obs, tape, table, fraction, first, mirror, count, money, window, rules)  # noqa: F821
+        fields = cuda.shared.array((ACCOUNTS, BANKS), float32)  # noqa: F821
+        begin = cuda.blockIdx.x * ACCOUNTS  # noqa: F821
+        thread = cuda.threadIdx.x
+        if thread < min(ACCOUNTS, count.shape[1] - begin):  # noqa: F821
+            restart(  # noqa: F821
+                uint64(begin + thread), fields, uint64(thread), 0, mask, given, tape, fraction, land,
+                starts, keys, count, money, mirror_prob, rules,
+            )  # fmt: skip
+        write_block(begin, fields, obs, table, first, mirror, count)
 
-    def build(kernel):
-        return cuda.jit(types.FunctionType(kernel.__code__, names, kernel.__name__, None, kernel.__closure__))
-
-    return build(step_batch), build(reset_batch)
+    return cuda.jit(bound(step_batch)), cuda.jit(bound(reset_batch))
 
 
-_BLOCK = 128
+def block_shape(num_envs: int) -> tuple[int, int, int]:
+    """Accounts and threads of a block, and rows that a warp writes at a time; measured on an H200.
+
+    A small batch has few accounts a block, so that every core has work and a warp few ways through the rule.
+    """
+    if num_envs <= 16_384:
+        return 4, 32, 4
+    return (64, 64, 16) if num_envs <= 262_144 else (128, 128, 16)
 
 
 class Engine:
@@ -428,12 +485,17 @@ class Engine:
         # numba launches on the device that is current.
         with torch.cuda.device(self.count.device):
             stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-            blocks = (self.num_envs + _BLOCK - 1) // _BLOCK
+            accounts, threads, rows = block_shape(self.num_envs)
+            blocks = -(-self.num_envs // accounts)
             args = tuple(cuda.as_cuda_array(a, sync=False) if isinstance(a, torch.Tensor) else a for a in args)
             with warnings.catch_warnings():
                 # A small batch is what was asked for.
                 warnings.simplefilter("ignore", NumbaPerformanceWarning)
-                _cuda_kernels()[which][blocks, _BLOCK, stream](*args)
+                kernels = _cuda_kernels(
+                    self.game.window, self.autoreset, int(self.game.is_shaped), int(self.game.mirror_prob > 0),
+                    accounts, rows,
+                )  # fmt: skip
+                kernels[which][blocks, threads, stream](*args)
 
     def seed(self, seeds: np.ndarray, numbers: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Key the masked accounts' generators by (seeds[i], numbers[i]), from their first episodes on."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fox_env import FoxESTorchEnv, FoxESVectorEnv, dynamics, evaluate, synthetic_market
-from fox_env.engine import Engine, game_of
+from fox_env.engine import Engine, game_of, observation_bounds
 from tests.env.games import random_market
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -45,6 +45,54 @@ def test_gpu_and_cpu_play_the_same_game(settings, num_envs):
         np.testing.assert_allclose(gpu.reward.cpu().numpy(), cpu.reward, rtol=1e-6, atol=1e-12)
         np.testing.assert_allclose(gpu.obs.cpu().numpy(), cpu.obs, rtol=1e-6, atol=1e-6)
     print(f"largest difference of money: {worst:.1e}")
+
+
+def test_ten_million_steps():
+    """4,096 accounts: what they see is finite and in its space, the books balance, and the CPU plays the same."""
+    market = random_market(np.random.default_rng(4), 5_000)
+    game = game_of(market, {"episode_bars": 500, "mirror_prob": 0.5})
+    low, high = (torch.from_numpy(bound).cuda() for bound in observation_bounds(market, game.window))
+    gpu, cpu = (Engine(market, game, n, device) for n, device in ((4_096, "cuda"), (256, "cpu")))
+    for engine in (gpu, cpu):
+        engine.seed(np.full(engine.num_envs, 11), np.arange(engine.num_envs))
+        engine.reset()
+    steps = 10_000_000 // 4_096 + 1
+    generator = torch.Generator("cuda").manual_seed(0)
+    paid = torch.zeros(4_096, dtype=torch.float64, device="cuda")
+    scale = torch.zeros_like(paid)
+    for _ in range(steps):
+        action = torch.randint(0, 3, (4_096, 4), device="cuda", dtype=torch.int32, generator=generator)
+        fresh = gpu.count[dynamics.DONE] != 0
+        gpu.step(action)
+        cpu.step(action[:256].cpu().numpy())
+        assert ((gpu.obs >= low) & (gpu.obs <= high)).all()  # not so for NaN
+        assert torch.isfinite(gpu.reward).all()
+        # Of each episode, the sum of what its steps earned is what the account holds.
+        paid = torch.where(fresh, 0.0, paid + gpu.points[dynamics.PNL])
+        scale = torch.where(fresh, 0.0, scale + gpu.points[dynamics.PNL].abs())
+        assert ((paid - gpu.money[dynamics.NET]).abs() <= 1e-9 * scale.clamp(min=1.0)).all()
+        # The first 256 of 4,096 are the 256 of 256.
+        assert np.array_equal(gpu.flags[:, :256].cpu().numpy(), cpu.flags)
+        np.testing.assert_allclose(gpu.money[:, :256].cpu().numpy(), cpu.money, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("num_envs", [1, 31, 33, 4_097, 16_385, 131_073])
+def test_every_account_of_any_batch_is_played(num_envs):
+    """Blocks hold 32 to 128 accounts: the last one of a batch may be cut anywhere."""
+    market = random_market(np.random.default_rng(5), 1_000)
+    game = game_of(market, {"episode_bars": 40, "mirror_prob": 0.5, "window": 2})
+    engines = [Engine(market, game, num_envs, device) for device in ("cpu", "cuda")]
+    rng = np.random.default_rng(6)
+    for engine in engines:
+        engine.seed(np.full(num_envs, 5), np.arange(num_envs))
+        engine.reset()
+    for _ in range(5):
+        action = rng.integers(0, 3, (num_envs, 4)).astype(np.int32)
+        engines[0].step(action)
+        engines[1].step(torch.from_numpy(action).cuda())
+        for name in ("count", "flags"):
+            assert np.array_equal(getattr(engines[1], name).cpu().numpy(), getattr(engines[0], name))
+        np.testing.assert_allclose(engines[1].obs.cpu().numpy(), engines[0].obs, rtol=1e-6, atol=1e-6)
 
 
 def test_faces_on_the_gpu():
