@@ -87,7 +87,7 @@ def load(path: Path, file: dbn.DbnFile) -> tuple[str, str]:
     names = ", ".join(segment.instrument for segment in segments)
     size = f"bars of {interval / 1e9:g} s" if interval else "trades"
     result = f"{front} {size} of {provenance['schema']}: {names}"
-    if provenance["order_flow"]:
+    if "mbp10" in provenance["order_flow"]:
         result += f", quotes of {quality['book_records']} books"
     return result + ("" if agree(path, segments, provenance["schema"], quality) else ": DIFFERENT"), size.partition(
         " "

@@ -53,8 +53,8 @@ def _by_instrument(segments: Sequence[Segment], makers: Sequence[object]) -> dic
 def add_trades(
     segments: list[Segment], files: Sequence[DbnFile], schema: str, identity: dbn.Intervals,
     quality: dict[str, int | str],
-) -> list[Segment]:  # fmt: skip
-    """The segments with the aggressors' volumes, in the sessions that have trades."""
+) -> tuple[list[Segment], int]:  # fmt: skip
+    """The segments with the aggressors' volumes, in the sessions that have trades, and how many front bars are not."""
     from fox_env.data.ticks import TradeFlow
 
     flows = [TradeFlow(segment.bars.start, segment.bars.ts) for segment in segments]
@@ -81,14 +81,14 @@ def add_trades(
         differs += int(np.count_nonzero((total > 0) & (total != segment.bars.volume)))
         covered.append(total > 0)
     quality["bars_volume_differs"] = differs
-    return _keep_sessions(joined, covered, "bars_without_trades", quality)
+    return _keep_sessions(joined, covered)
 
 
 def add_books(
     segments: list[Segment], files: Sequence[DbnFile], schema: str, identity: dbn.Intervals,
     contract: Contract | None, hours: str, quality: dict[str, int | str],
-) -> list[Segment]:  # fmt: skip
-    """The segments with order flow and quotes, in the sessions that have books."""
+) -> tuple[list[Segment], int]:  # fmt: skip
+    """The segments with order flow and quotes, in the sessions that have books, and how many front bars are not."""
     from fox_env.data.orderflow import BookFlow
 
     opens, _ = trading_periods(hours=hours)
@@ -130,7 +130,7 @@ def add_books(
         joined.append(replace(segment, bars=replace(segment.bars, **quotes, extra=segment.bars.extra | columns)))
         covered.append(np.isfinite(quotes["bid"]))
     quality["bars_book_stale"] = stale_bars
-    return _keep_sessions(joined, covered, "bars_without_book", quality)
+    return _keep_sessions(joined, covered)
 
 
 def _stale(bars: Bars, columns: dict[str, np.ndarray], schema: str) -> np.ndarray:
@@ -145,10 +145,8 @@ def _stale(bars: Bars, columns: dict[str, np.ndarray], schema: str) -> np.ndarra
     return silent & np.isfinite(columns["bid"]) & (bars.ts - latest > length)
 
 
-def _keep_sessions(
-    segments: Sequence[Segment], covered: Sequence[np.ndarray], key: str, quality: dict[str, int | str]
-) -> list[Segment]:
-    """The bars of the sessions in which some bar is covered; the others are counted under `key`, as front bars."""
+def _keep_sessions(segments: Sequence[Segment], covered: Sequence[np.ndarray]) -> tuple[list[Segment], int]:
+    """The bars of the sessions in which some bar is covered, and the number of front bars of the others."""
     kept: list[Segment] = []
     lost = 0
     for segment, known in zip(segments, covered, strict=True):
@@ -160,5 +158,4 @@ def _keep_sessions(
             first = int(np.count_nonzero(keep[: segment.first]))
             gap = rolls.measure_gap(kept[-1].bars, bars) if kept and np.isfinite(segment.gap) else segment.gap
             kept.append(Segment(segment.instrument, bars, first, gap if kept else 0.0))
-    quality[key] = lost
-    return kept
+    return kept, lost

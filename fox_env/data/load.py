@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def load_segments(
             each bar's close. Sessions without them are left out (``bars_without_book``); bars that no record of the
             book reaches have none (``bars_book_stale``). Without `mbp10`, books among the files of `path` serve.
         trades: DBN of trades of the same contracts, for the aggressors' volumes, or for the bars where `path` has none
-            of which they can be made. Sessions without them are left out (``bars_without_trades``).
+            of which they can be made. Sessions without them are left out (``bars_without_trades``). Without `trades`,
+            the trades among the other files serve if every session has some.
         definitions: DBN of definitions, to be compared with `contract`; those among the files of `path` are too.
         contract: the terms; None takes those of the root that `symbol` begins with, where Fox knows it.
 
@@ -146,33 +148,32 @@ def load_segments(
     del contracts
 
     identity = _identity(main)
-    flows = []
-    if "trades" in further and source not in dbn.TRADE_SCHEMAS:
-        flows.append(schema := sources.best(dbn.TRADE_SCHEMAS, further["trades"], trades))
-        joined = flow.add_trades(segments, sources.holding(further["trades"], schema), schema, identity, quality)
-        if not joined:
-            names = ", ".join(dict.fromkeys(segment.instrument for segment in segments))
-            raise ValueError(f"trades {trades} holds no trades of {names} in the sessions that have bars")
-        segments = joined
-    if (schema := sources.best(dbn.BOOK_SCHEMAS, books, mbp10)) is not None:
-        joined = flow.add_books(segments, sources.holding(books, schema), schema, identity, contract, hours, quality)
-        if mbp10 is None and source != schema:
+    flows: dict[str, str] = {}
+    tape = further.get("trades") or sources.distinct([*main, *further.get("mbp10", ())])
+    for name, given, schema, files in (
+        ("trades", trades, sources.best(dbn.TRADE_SCHEMAS, tape, trades), tape),
+        ("mbp10", mbp10, sources.best(dbn.BOOK_SCHEMAS, books, mbp10), books),
+    ):
+        if schema is None or (name == "trades" and source in dbn.TRADE_SCHEMAS):
+            continue  # bars of trades have the aggressors' volumes already
+        add = flow.add_trades if name == "trades" else partial(flow.add_books, contract=contract, hours=hours)
+        joined, lost = add(segments, sources.holding(files, schema), schema, identity, quality=quality)
+        kept = sum(len(segment.bars) - segment.first for segment in joined)
+        if given is None and schema != source and (lost or not kept):
             # Nobody asked for order flow: it must not cost bars unsaid.
-            kept = sum(len(segment.bars) - segment.first for segment in joined)
-            lost = quality.pop("bars_without_book")
-            if kept and lost:
+            if kept and name == "mbp10":
                 raise ValueError(
                     f"{path} holds {schema} for the sessions of {kept} of {kept + lost} bars: give mbp10= to keep "
                     "these alone, or the path of the bars alone"
                 )
-            joined = joined if kept else None
-        elif not joined:
+            continue
+        if not kept:
             names = ", ".join(dict.fromkeys(segment.instrument for segment in segments))
-            where = path if mbp10 is None else f"mbp10 {mbp10}"
-            raise ValueError(f"{where} holds no book of {names} in the sessions that have bars")
-        if joined:
-            segments = joined
-            flows.append(schema)
+            where, what = path if given is None else f"{name} {given}", "trades" if name == "trades" else "book"
+            raise ValueError(f"{where} holds no {what} of {names} in the sessions that have bars")
+        quality["bars_without_trades" if name == "trades" else "bars_without_book"] = lost
+        segments = joined
+        flows[name] = schema
     segments = _first_bars(segments, max_bars)
     provenance = {
         "path": str(path), "files": [file.name for file in paths], "format": kind, "schema": source,

@@ -86,8 +86,8 @@ def test_order_flow_is_the_same_whatever_the_bars_are_made_of(day):
     mbp10, trades = folder / "mbp-10.dbn.zst", folder / "trades.dbn.zst"
     joined = load_segments(folder / "ohlcv-1m.dbn.zst", mbp10=mbp10, trades=trades)
     alone = load_segments(mbp10, bars="1m")
-    assert joined[3]["order_flow"] == ["trades", "mbp-10"]
-    assert alone[3]["order_flow"] == ["mbp-10"]
+    assert joined[3]["order_flow"] == {"trades": "trades", "mbp10": "mbp-10"}
+    assert alone[3]["order_flow"] == {"mbp10": "mbp-10"}
     assert joined[2]["bars_volume_differs"] in (0, 1)  # a bar of few contracts has as many as its path has trades
     a, b = joined[0][0].bars.take(slice(0, -1)), alone[0][0].bars
     for name in ("bid", "ask", "bid_size", "ask_size"):
@@ -127,7 +127,7 @@ def test_a_market_with_order_flow(day):
 def test_the_directory_of_everything_is_one_market(day):
     folder, bars = day
     segments, _, _, provenance = load_segments(folder)
-    assert (provenance["schema"], provenance["order_flow"]) == ("ohlcv-1m", ["mbp-10"])
+    assert (provenance["schema"], provenance["order_flow"]) == ("ohlcv-1m", {"trades": "trades", "mbp10": "mbp-10"})
     assert np.array_equal(segments[0].bars.close, bars.close)
     volume_bars = load_segments(folder, bars="vol:5000")
     assert (volume_bars[1], volume_bars[3]["schema"]) == (0, "trades")
@@ -252,7 +252,7 @@ def test_sessions_without_books_are_left_out_and_counted(tmp_path):
         load_segments(tmp_path / "both")
     other = quotes([(ns("2024-02-09 09:00"), 4000.0, 4000.25, 5, 5)])
     write_dbn(tmp_path / "both" / "mbp-1.dbn", "mbp-1", {"ESH24": other})
-    assert load_segments(tmp_path / "both")[3]["order_flow"] == []
+    assert load_segments(tmp_path / "both")[3]["order_flow"] == {}
     with pytest.raises(ValueError, match="holds no book of ESH24 in the sessions that have bars"):
         load_segments(tmp_path / "both" / "bars.dbn", mbp10=tmp_path / "both" / "mbp-1.dbn")
 
@@ -419,7 +419,7 @@ def test_a_live_capture(tmp_path):
         messages=[new_name, SystemMsg(NINE + 1, "heartbeat")],
     )  # fmt: skip
     segments, _, quality, provenance = load_segments(tmp_path / "live.dbn.zst")
-    assert (segments[0].instrument, provenance["order_flow"]) == ("ESH24", ["mbp-1"])
+    assert (segments[0].instrument, provenance["order_flow"]) == ("ESH24", {"trades": "trades", "mbp10": "mbp-1"})
     assert segments[0].bars.close.tolist() == [4000, 4001, 4002]
     assert segments[0].bars.bid.tolist() == [4000] * 3
     traded, _, quality, _ = load_segments(tmp_path / "live.dbn.zst", bars="vol:10")
@@ -472,3 +472,26 @@ def test_masked_books_beside_their_own_trades_are_named_by_their_path(tmp_path):
     write_dbn(tmp_path / "mbp-1.dbn", "mbp-1", {"ESH24": book})
     with pytest.raises(ValueError, match=r"mbp-1\.dbn holds no book of ESH24 in the sessions that have bars"):
         load_segments(tmp_path / "mbp-1.dbn", bars="1m")
+
+
+def test_trades_beside_the_bars_serve_if_every_session_has_some(tmp_path):
+    days = sessions_of(9, 10)
+    write_ohlcv(tmp_path / "bars.dbn", {"ESH24": joined(days)})
+    clock = np.concatenate([day.start + 5 for day in days])
+    tape = trade_records(clock, np.full(6, 4000.0), np.full(6, 10), b"B")
+    write_dbn(tmp_path / "trades.dbn", "trades", {"ESH24": tape})
+    segments, _, quality, provenance = load_segments(tmp_path)
+    assert provenance["order_flow"] == {"trades": "trades"}
+    assert segments[0].bars.extra["ask_volume"].tolist() == [10] * 6
+    assert quality["bars_without_trades"] == 0
+    # Else they are left alone: nobody asked for sessions to be left out.
+    write_dbn(tmp_path / "trades.dbn", "trades", {"ESH24": tape[3:]})
+    segments, _, quality, provenance = load_segments(tmp_path)
+    assert (len(segments[0].bars), provenance["order_flow"], segments[0].bars.extra) == (6, {}, {})
+    # Books hold the trades too.
+    made = quotes([(int(at), 4000.0, 4000.25, 5, 5) for at in clock])
+    made["action"], made["side"], made["price"], made["size"] = b"T", b"A", 4000 * 10**9, 10
+    write_dbn(tmp_path / "trades.dbn", "mbp-1", {"ESH24": made})
+    segments, _, _, provenance = load_segments(tmp_path / "bars.dbn", mbp10=tmp_path / "trades.dbn")
+    assert provenance["order_flow"] == {"trades": "mbp-1", "mbp10": "mbp-1"}
+    assert segments[0].bars.extra["bid_volume"].tolist() == [10] * 6
