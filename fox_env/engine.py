@@ -390,9 +390,7 @@ def block_shape(num_envs: int) -> tuple[int, int, int]:
 
     A small batch has few accounts a block, so that every core has work and a warp few ways through the rule.
     """
-    if num_envs <= 16_384:
-        return 4, 32, 4
-    return (64, 64, 16) if num_envs <= 262_144 else (128, 128, 16)
+    return (4, 32, 4) if num_envs <= 16_384 else (32, 32, 16)
 
 
 class Engine:
