@@ -12,6 +12,7 @@ from fox_env import actions as act
 from fox_env import dynamics, rewards
 from fox_env.engine import SEED_LIMIT, game_of, observation_bounds
 from fox_env.market import Market
+from fox_env.render import FPS, RENDER_MODES, Renderer
 
 
 def as_market(market: object) -> Market:
@@ -47,86 +48,150 @@ def check_seed(seed: object) -> int:
 class FoxES(gym.Env[np.ndarray, np.ndarray]):
     """E-mini S&P 500 futures, one account, a decision a bar.
 
-    **Timing.** The agent sees bar t when it has closed; its order works during bar t+1; the reward is the account's
-    change from close t to close t+1. Nothing of bar t+1 is in the observation of bar t. Within a step: roll, order,
-    mark at close t+1, session-end flatten, margin.
+    **Timing.** The agent sees bar t when it has closed, its order works during bar t+1, and the
+    reward is the account's change from close t to close t+1::
 
-    **Action.** ``MultiDiscrete([3, 3, 3, 3])``: direction {Short, Flat, Long}, magnitude {Small .25, Half .5, Full 1},
-    order {Market, Limit, IOC}, urgency {Patient, Normal, Aggressive}; `FoxES-Discrete-v0` takes
-    ``((dir·3 + mag)·3 + order)·3 + urgency``. It names the position wanted, in contracts:
-    sign × max(1, ⌊magnitude·max_contracts + ½⌋). While ``min_hold_bars`` have not passed since the last change, actions
-    are ignored; see `action_masks`.
+        close t                open t+1        bar t+1                close t+1
+        ───┬──────────────────────┬──────────────────────────────────────┬────────────────► time
+           │ 1 observe bar t      │ 3 roll: a new contract takes over    │ 5 mark the position
+           │ 2 decide: `step`     │ 4 fill, or cancel at the close       │ 6 session-end flatten
+           │                      │                                      │ 7 margin
+           │                      │                                      │ 8 reward, observe t+1
 
-    **Fills** of a buy, h half the spread, a sell being its reflection:
+    Nothing of bar t+1 is in the observation of bar t.
 
-    ======================= =========================================================================================
-    Market Patient          always, at mean(open, high, low, close of t+1) + h
-    Market Normal           always, at open t+1 + h
-    Market Aggressive       always, at max(ask t + 1 tick, close t)
-    Limit −1, 0, +1 tick    L = bid t down to a tick, + offset. If L ≥ ask t and open t+1 + h ≤ L: at open + h. Else if
-                            low t+1 ≤ L − 1 tick: at L. Else not
-    IOC cap 0, +1, +2       if open t+1 + h ≤ ask t + cap: at open + h, at most the size shown at close t; where none
-                            is shown, all of it, or with `depth_contracts` as much as the book holds within the cap
-    ======================= =========================================================================================
+    **Action.** ``MultiDiscrete([3, 3, 3, 3])``; `FoxES-Discrete-v0` takes the index
+    ``((direction·3 + magnitude)·3 + order)·3 + urgency`` of 81:
 
-    Orders larger than the size shown walk the book a tick a level, never beyond their limit. What did not fill is
-    cancelled. After a session break or a halt Market Aggressive acts as Normal, and a limit fills at open + h when
-    that is within L.
+    ========= ===================================== ===============================================
+    branch    levels 0, 1, 2
+    ========= ===================================== ===============================================
+    direction Short, Flat, Long                     sign −1, 0, +1 of the position wanted
+    magnitude Small .25, Half .5, Full 1            its size, max(1, ⌊magnitude·max_contracts + ½⌋)
+    order     Market, Limit, IOC                    how to get there; see the fills
+    urgency   Patient, Normal, Aggressive           and how eagerly
+    ========= ===================================== ===============================================
 
-    **Observation.** float32 [W·F + 6]: the market's F features of the last W = `window` bars, oldest first, each in
-    [−10, 10]; then
+    A position that is held already sends no order and costs nothing. While ``min_hold_bars`` have
+    not passed since the last change, actions are ignored; see `action_masks`.
 
-    ===== ============================== ============ ================================================================
-    index field                          range        unit
-    ===== ============================== ============ ================================================================
-    W·F   exposure                       [−1, 1]      position / max_contracts
-    +1    unrealized profit and loss     [−10, 10]    max_contracts × volatility
-    +2    age of the position            [0, 2]       min_hold_bars
-    +3    drawdown                       [0, 10]      initial equity
-    +4    can trade                      {0, 1}
-    +5    fraction of the session left   [0, 1]
-    ===== ============================== ============ ================================================================
+    **Fills** of a buy, h half the spread at close t, a sell being its reflection:
 
-    Volatility is the EWMA(100) root mean square of close changes about zero, in points, at least one tick.
+    ==================== ==========================================================================
+    Market Patient       always, at mean(open, high, low, close of t+1) + h
+    Market Normal        always, at open t+1 + h
+    Market Aggressive    always, at max(ask t + 1 tick, close t)
+    Limit −1, 0, +1 tick L = bid t down to a tick, + offset. If L ≥ ask t and open t+1 + h ≤ L: at
+                         open + h. Else if low t+1 ≤ L − 1 tick: at L. Else not
+    IOC cap 0, +1, +2    if open t+1 + h ≤ ask t + cap: at open + h, at most the size shown at
+                         close t; where none is shown, all of it, or with `depth_contracts` as
+                         much as the book holds within the cap
+    ==================== ==========================================================================
 
-    **Reward.** Net points of the step / (max_contracts × close t): a return on full exposure, costs deducted; plus the
-    shaping terms that are switched on.
+    Orders larger than the size shown walk the book a tick a level, never beyond their limit. What
+    did not fill is cancelled. After a session break or a halt Market Aggressive acts as Normal,
+    and a limit fills at open + h when that is within L.
 
-    **Episode end.** Terminated when equity falls short of the margin: the position is closed with its costs in that
-    step. Truncated after `episode_bars`, or at the end of the data: marked, not closed.
+    **Observation.** float32 [W·F + 6]: the market's F features (`Market.feature_names`) of the
+    last W = `window` bars, oldest first, each in [−10, 10]; then the account:
 
-    **Info.** ``ts`` (ns, close of the bar observed), ``position``, ``equity_usd``, ``pnl_points``, ``gross_points``,
-    ``cost_points``, ``filled`` (signed contracts of the agent's order), ``fill_price`` (NaN if none), ``forced``
-    (signed contracts closed by the rules), ``rolled`` (contracts), ``can_trade``, ``reward_terms``, and on the last
-    step ``end_reason``: ``"margin_call"``, ``"episode_bars"`` or ``"end_of_data"``. All in the original market's terms,
-    also in a mirrored episode.
+    ===== ============================ ============ ===============================================
+    index field                        range        unit
+    ===== ============================ ============ ===============================================
+    W·F   exposure                     [−1, 1]      position / max_contracts
+    +1    unrealized profit and loss   [−10, 10]    max_contracts × volatility
+    +2    age of the position          [0, 2]       min_hold_bars
+    +3    drawdown                     [0, 10]      initial equity
+    +4    can trade                    {0, 1}       1 where an order may be sent
+    +5    fraction of the session left [0, 1]       of the session's length
+    ===== ============================ ============ ===============================================
 
-    **Reset.** Uniformly over the bars with a whole episode ahead, or ``options={"start": bar}``. The game's randomness
-    is Philox keyed by the seed and counted by the episode, the same on every device.
+    Volatility is the EWMA(100) root mean square of close changes about zero, in points, at least
+    one tick.
+
+    **Reward.** Net points of the step / (max_contracts × close t): a return on full exposure,
+    costs deducted; plus the shaping terms that are switched on.
+
+    **Episode end.** *Terminated* when equity falls short of the margin: the position is closed
+    with its costs in that step. *Truncated* after `episode_bars`, or at the end of the data:
+    marked, not closed.
+
+    **Info**, of reset and of every step, in the original market's terms also in a mirrored
+    episode:
+
+    ============== ======================= ========================================================
+    key            unit
+    ============== ======================= ========================================================
+    `ts`           ns since 1970, UTC      close of the bar observed
+    `position`     signed contracts        held after the step
+    `equity_usd`   dollars                 at that close, costs deducted
+    `pnl_points`   points × contracts      gross − cost of the step
+    `gross_points` points × contracts
+    `cost_points`  points × contracts      commission, spread and slippage; never negative
+    `filled`       signed contracts        of the agent's own order
+    `fill_price`   points                  its average; NaN if none
+    `forced`       signed contracts        closed by the rules
+    `rolled`       contracts               carried into a new contract
+    `can_trade`    bool                    as observed
+    `reward_terms` of the reward           each shaping term by name; empty where all are off
+    `end_reason`                           on the last step only: ``"margin_call"``,
+                                           ``"episode_bars"`` or ``"end_of_data"``
+    ============== ======================= ========================================================
+
+    **Reset.** At a bar drawn uniformly from those with a whole episode ahead, or at
+    ``options={"start": bar}``. The game's randomness is Philox keyed by the seed and counted by
+    the episode, the same on every device; no global generator is touched.
+
+    **Render.** ``"rgb_array"`` is a picture of the last 200 bars with fills, position, equity and
+    costs, made without a display; ``"ansi"`` a chart of 100 columns; ``"human"`` shows one or the
+    other, in a window where matplotlib has an interactive backend and a display, else in the
+    terminal. A mirrored episode is shown as the original market.
 
     Args:
-        market: a `Market`, a path that `load_market` reads, or None for the embedded synthetic market.
-        render_mode: none is supported yet.
-        **settings: the fields of `fox_env.Game`, such as ``max_contracts=4``.
+        market: a `Market`, a path that `load_market` reads, or None for the embedded synthetic
+            market.
+        render_mode: ``"human"``, ``"rgb_array"``, ``"ansi"`` or None.
+        **settings: fields of `fox_env.Game`; a market may bring defaults of its own
+            (`Market.game`):
+
+            ============================= ========= ===============================================
+            ``max_contracts``             4         contracts of a Full position
+            ``min_hold_bars``             10        bars between a change and the next order
+            ``spread_ticks``              1.0       spread where the market has no quotes
+            ``commission_usd_per_side``   None      dollars a contract; None takes the contract's
+            ``commission_bps_round_trip`` None      instead of dollars, basis points of the close
+            ``fill_rule``                 'through' 'touch' fills a limit when touched: optimistic
+            ``depth_contracts``           None      contracts a level where no size is shown
+            ``initial_equity_usd``        200000.0  equity at reset
+            ``episode_bars``              1000      steps until truncation; 0 plays to the end
+            ``flat_at_close``             False     close positions at each session's last bar
+            ``margin``                    True      test margin after each step
+            ``mirror_prob``               0.0       probability of a mirrored episode
+            ``window``                    1         bars of features in an observation
+            ``shaping``                   {}        coefficients, see `fox_env.rewards.Shaping`
+            ``hindsight_lookahead``       10        bars ahead of the hindsight term
+            ============================= ========= ===============================================
 
     Raises:
         ValueError, TypeError: a setting, a market or an action out of range, named in one sentence.
 
-    Version history: v0, first release.
+    Version history:
+        v0: first release.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium's convention
+    metadata = {"render_modes": list(RENDER_MODES), "render_fps": FPS}  # noqa: RUF012  Gymnasium's convention
     discrete = False
 
     def __init__(self, market: object = None, render_mode: str | None = None, **settings: Any) -> None:
-        if render_mode is not None:
-            raise ValueError(f"render_mode is {render_mode!r}, expected None")
-        self.render_mode = None
+        if render_mode not in (None, *RENDER_MODES):
+            raise ValueError(f"render_mode is {render_mode!r}, expected one of {', '.join(RENDER_MODES)} or None")
+        self.render_mode = render_mode
         self.market = as_market(market)
         self.game = game_of(self.market, settings)
         self.rules = self.game.rules(self.market)
         self._shaping = rewards.Shaping(**self.game.shaping)
         self._shaped = self.game.is_shaped
+        self._no_terms = dict.fromkeys(rewards.SHAPING_TERMS, 0.0) if self._shaped else {}
         self._starts = self.game.starts(self.market)
         self._tape = self.game.tape(self.market)
         self._land = self.market.land
@@ -144,11 +209,24 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         )
         self._seed: int | None = None
         self._done = True
+        self._renderer = None if render_mode is None else Renderer(self.market, self.rules, render_mode)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode; see the class."""
+        """Start an episode.
+
+        Args:
+            seed: of the game, in [0, 2**63), begun from its first episode; None goes on with the
+                next one.
+            options: ``{"start": bar}`` starts there, at a decision bar with one more ahead.
+
+        Returns:
+            observation, info; see the class.
+
+        Raises:
+            ValueError: a seed, an option or a start out of range.
+        """
         options = options or {}
         unknown = set(options) - {"start"}
         if unknown:
@@ -177,10 +255,24 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         self._steps = 0
         self._visits = [0, 0, 0]
         self._done = False
-        return self._observe(), self._info(0.0, 0.0, 0, math.nan, 0, 0, {})
+        info = self._info(0.0, 0.0, 0, math.nan, 0, 0, dict(self._no_terms))
+        if self._renderer is not None:
+            self._renderer.reset(bar, self._mirrored, info)
+        return self._observe(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Play one bar; see the class."""
+        """Play one bar.
+
+        Args:
+            action: integers [4], or an index for the discrete game.
+
+        Returns:
+            observation, reward, terminated, truncated, info; see the class.
+
+        Raises:
+            ValueError: an action of another shape, not integral or out of range.
+            RuntimeError: the episode has finished.
+        """
         direction, magnitude, order, urgency = self._branches(action)
         if self._done:
             raise RuntimeError("step() was called on a finished episode; call reset() first")
@@ -224,13 +316,35 @@ class FoxES(gym.Env[np.ndarray, np.ndarray]):
         if terminated or truncated:
             self._done = True
             info["end_reason"] = dynamics.END_REASONS[end]
+        if self._renderer is not None:
+            self._renderer.add(bar, info)
         return self._observe(), reward, terminated, truncated, info
+
+    def render(self) -> np.ndarray | str | None:
+        """The chart that ``render_mode`` names; see the class.
+
+        Returns:
+            uint8 [640, 960, 3], a string, or None for ``"human"``, which is shown at each reset and
+            step anyway.
+
+        Raises:
+            RuntimeError: before the first reset.
+        """
+        if self._renderer is None:
+            gym.logger.warn("render() does nothing without a render_mode, such as gym.make(..., render_mode='ansi')")
+            return None
+        return self._renderer.render()
+
+    def close(self) -> None:
+        """Close the window of ``render_mode="human"``; closing twice does nothing more."""
+        if self._renderer is not None:
+            self._renderer.close()
 
     def action_masks(self) -> np.ndarray:
         """Actions that make a difference, bool [12] ([81] for the discrete game).
 
-        All of them where the account can trade; in a locked state, where actions are ignored, the one that names the
-        current position.
+        All of them where the account can trade; in a locked state, where actions are ignored, the
+        one that names the current position.
         """
         largest = self.rules.max_contracts
         mask = act.locked_masks(largest, self.discrete)[self._mirrored, self._position + largest].copy()

@@ -19,25 +19,36 @@ _MODES = {
     AutoresetMode.SAME_STEP: dynamics.SAME_STEP,
     AutoresetMode.DISABLED: dynamics.DISABLED,
 }
+_END_REASONS = np.array(dynamics.END_REASONS, object)
 
 
 class FoxESVectorEnv(VectorEnv):
     """`FoxES` (see its documentation) for N accounts, through ``gymnasium.make_vec``.
 
-    Account i plays the game keyed by (seed, i), whatever N is; with a list of seeds, the game that a single environment
-    plays with ``seed[i]``. Arrays are numpy on the CPU and torch tensors on a CUDA device.
+    Account i plays the game keyed by (seed, i), whatever N is; with a list of seeds, the game that
+    a single environment plays with ``seed[i]``, so that this class gives the observations, rewards,
+    flags and infos of ``gymnasium.vector.SyncVectorEnv`` around N `FoxES`, in every autoreset mode.
 
     Args:
         num_envs: N.
         market: a `Market`, a path, or None for the embedded one.
         device: ``"cpu"`` or a CUDA device, which needs the extra ``fox-es[cuda]``.
-        autoreset_mode: as Gymnasium defines them: NEXT_STEP (a finished account starts anew with the next call, which
-            pays 0 and ignores its action), SAME_STEP (at once; ``infos`` hold ``final_obs`` and ``final_info``) or
-            DISABLED (``options={"reset_mask": bool [N]}`` restarts the masked accounts).
-        copy: return arrays of their own; False returns the engine's buffers, which the next call overwrites.
+        autoreset_mode: as Gymnasium defines them: NEXT_STEP (a finished account starts anew with
+            the next call, which pays 0 and ignores its action), SAME_STEP (at once; infos hold
+            ``final_obs`` and ``final_info``) or DISABLED (``options={"reset_mask": bool [N]}``
+            restarts the masked accounts).
+        copy: return arrays of their own. False returns the engine's buffers, infos too, where they
+            are of the kind that `output` names; the next call overwrites them.
+        output: ``"numpy"``, or ``"torch"`` for tensors on `device`; None takes numpy on the CPU and
+            torch on CUDA. Actions and ``reset_mask`` may be of either kind.
         **settings: the fields of `fox_env.Game`.
 
-    Infos are those of `FoxES`, arrays [N] with a mask under ``_name`` each.
+    Infos are those of `FoxES` as arrays [N], with the mask of the accounts that they are about
+    under ``_name`` each: all of them, or those that ``reset_mask`` restarted, beside which the
+    others' last reports stand. Integers are int32, ``ts`` int64; rewards are float64, float32 on
+    CUDA. ``end_reason`` is an object array on the steps on which an episode ends, None for accounts
+    that go on; ``final_info`` holds 0 for them. ``final_obs`` is an object array of observations,
+    with torch a tensor [N, D] whose rows count where ``_final_obs`` is set.
 
     Raises:
         ValueError, TypeError: a setting, a market or an action out of range, named in one sentence.
@@ -52,8 +63,11 @@ class FoxESVectorEnv(VectorEnv):
         device: str = "cpu",
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         copy: bool = True,
+        output: str | None = None,
         **settings: Any,
     ) -> None:
+        if output not in (None, "numpy", "torch"):
+            raise ValueError(f"output is {output!r}, expected 'numpy', 'torch' or None")
         mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self.render_mode = None
@@ -61,6 +75,7 @@ class FoxESVectorEnv(VectorEnv):
         self.market = as_market(market)
         self.game = game_of(self.market, settings)
         self.engine = Engine(self.market, self.game, self.num_envs, device, _MODES[mode])
+        self.output = output or ("torch" if self.engine.is_cuda else "numpy")
         self.copy = copy
         low, high = observation_bounds(self.market, self.game.window)
         self.single_observation_space = gym.spaces.Box(low, high, dtype=np.float32)
@@ -71,36 +86,41 @@ class FoxESVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._mode = mode
         self._seeded = False
-        self._all = np.ones(self.num_envs, bool)
-        self._ts = self.engine._upload(self.market.ts)
+        self._stays = self.engine.is_cuda and self.output == "torch"
+        self._ts = self.engine._upload(self.market.ts) if self._stays else self.market.ts
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every account, or in those of ``options["reset_mask"]``.
 
         Args:
-            seed: an integer in [0, 2**63), or a sequence of N such integers, some of which may be None: these accounts
-                go on with their seed, and draw one at the first reset.
-            options: ``start``, a bar or N bars; ``reset_mask``, bool [N].
+            seed: an integer in [0, 2**63), or a sequence of N such integers, some of which may be
+                None: these accounts go on with their seed, and draw one at the first reset.
+            options: ``start``, a bar or N bars; ``reset_mask``, bool [N], in every autoreset mode.
 
         Raises:
-            ValueError: a seed, an option or a start out of range, or a first reset that leaves out an account.
+            ValueError: a seed, an option or a start out of range, or a first reset that leaves out
+                an account.
         """
         options = dict(options or {})
         mask, start = options.pop("reset_mask", None), options.pop("start", None)
         if options:
             raise ValueError(f"option {sorted(options)[0]!r} is unknown, expected 'start' or 'reset_mask'")
-        if mask is not None and (
-            not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,)
-        ):
+        if mask is None:
+            mask = np.ones(self.num_envs, bool)
+        elif hasattr(mask, "detach"):
+            mask = to_numpy(mask)
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask is {mask!r}, expected a bool array of shape ({self.num_envs},)")
-        mask = self._all if mask is None else mask
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(SEED_LIMIT))
         if seed is not None:
             self._set_seeds(seed, mask)
         self.engine.reset(mask, start)
         self._seeded = True
-        return self._out(self.engine.obs), self._restarted(self._fields(), self.engine._upload(mask))
+        reports = self._reports()
+        self._show_starts(*reports)
+        mask = self.engine._upload(mask) if self._stays else mask.copy()
+        return self._given(self._out(self.engine.obs)), self._given(self._infos(*reports, mask))
 
     def _set_seeds(self, seed: Any, mask: np.ndarray) -> None:
         """Key the masked accounts anew and start them from their first episode."""
@@ -122,8 +142,16 @@ class FoxESVectorEnv(VectorEnv):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Play one bar in every account; see `FoxES`.
 
+        Args:
+            actions: integers [N, 4], [N] for the discrete game; numpy, torch or lists.
+
         Returns:
             observations float32 [N, D], rewards [N], terminations and truncations bool [N], infos.
+
+        Raises:
+            RuntimeError: before the first reset; or with DISABLED, where an account has finished
+                its episode.
+            ValueError: an action out of range, named.
         """
         engine = self.engine
         if not self._seeded:
@@ -132,37 +160,73 @@ class FoxESVectorEnv(VectorEnv):
             index = int(finished.nonzero()[0][0])
             raise RuntimeError(f"account {index} has finished its episode; reset it with options={{'reset_mask': ...}}")
         engine.step(self._parse(actions))
-        end = engine.flags[dynamics.END]
-        terminated = end == dynamics.MARGIN_CALL
-        truncated = end > dynamics.MARGIN_CALL
-        return self._out(engine.obs), self._out(engine.reward), terminated, truncated, self._step_infos()
+        reports = self._reports()
+        end = reports[0][dynamics.END]
+        ended, terminated, truncated = end != dynamics.RUNNING, end == dynamics.MARGIN_CALL, end > dynamics.MARGIN_CALL
+        final: dict[str, Any] = {}
+        if ended.any():
+            final = {"end_reason": _END_REASONS[to_numpy(end)], "_end_reason": ended}
+            if self._mode is AutoresetMode.SAME_STEP:
+                final = {
+                    "final_obs": self._final_obs(ended), "_final_obs": ended,
+                    "final_info": self._final_infos(*reports, ended) | final, "_final_info": ended,
+                }  # fmt: skip
+                self._show_starts(*reports)
+        everyone = end >= dynamics.RUNNING
+        infos = self._infos(*reports, everyone) | final
+        returned = (self._out(engine.obs), self._out(engine.reward), terminated, truncated, infos)
+        return tuple(self._given(value) for value in returned)
 
     def _parse(self, actions: Any) -> Any:
         if not self.engine.is_cuda:
-            return act.parse_actions(actions, self.num_envs, self.discrete)
+            return act.parse_actions(to_numpy(actions), self.num_envs, self.discrete)
         import torch
 
         actions = torch.as_tensor(actions, device=self.engine.device)
         return act.parse_action_tensor(actions, self.num_envs, self.discrete)
 
+    def _shown(self, array: Any) -> Any:
+        """An array of the engine in the library that its figures are made with: torch if it stays on the GPU."""
+        return array if self._stays else to_numpy(array)
+
     def _out(self, array: Any) -> Any:
-        return copied(array) if self.copy else array
+        shown = self._shown(array)
+        return copied(shown) if self.copy else shown
 
-    def _step_infos(self) -> dict[str, Any]:
-        infos = self._fields()
-        ended = self.engine.flags[dynamics.END] != dynamics.RUNNING
-        if not ended.any():
-            return infos
-        if self._mode is not AutoresetMode.SAME_STEP:
-            return infos | self._end_reasons(ended)
-        return self._restarted(infos, ended) | {
-            "final_obs": self._final_obs(ended), "_final_obs": ended,
-            "final_info": infos | self._end_reasons(ended), "_final_info": ended,
-        }  # fmt: skip
+    def _given(self, value: Any) -> Any:
+        """Arrays, and those of infos, as the caller gets them."""
+        if self.output == "numpy":
+            return value
+        import torch
 
-    def _fields(self) -> dict[str, Any]:
-        """Infos of the last step, arrays of their own."""
-        flags, points = copied(self.engine.flags), copied(self.engine.points)
+        if isinstance(value, dict):
+            return {name: self._given(item) for name, item in value.items()}
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            tensor = torch.from_numpy(value)
+            return tensor.to(self.engine.device) if self.engine.is_cuda else tensor
+        return value
+
+    def _reports(self) -> tuple[Any, Any, Any]:
+        """The engine's flags, points and shaping terms of the last step."""
+        engine = self.engine
+        return self._out(engine.flags), self._out(engine.points), self._out(engine.terms)
+
+    def _show_starts(self, flags: Any, points: Any, terms: Any) -> None:
+        """Have the reports say of every account that has not stepped since its reset that it stands at the start."""
+        count = self.engine.count
+        new = self._shown(count[dynamics.STEPS]) == 0
+        flags[:, new] = 0
+        flags[dynamics.OBSERVED, new] = self._shown(count[dynamics.BAR])[new]
+        flags[dynamics.CAN_TRADE, new] = 1
+        points[:, new] = 0.0
+        points[dynamics.FILL_PRICE, new] = np.nan
+        points[dynamics.EQUITY, new] = self.engine.rules.initial_equity_usd
+        if self.game.is_shaped:
+            terms[:, new] = 0.0
+
+    def _infos(self, flags: Any, points: Any, terms: Any, mask: Any) -> dict[str, Any]:
+        """The reports by name, and `mask` beside each."""
+        shaping = dict(zip(rewards.SHAPING_TERMS, terms, strict=True)) if self.game.is_shaped else {}
         fields = {
             "ts": self._ts[flags[dynamics.OBSERVED]],
             "position": flags[dynamics.HELD],
@@ -175,49 +239,37 @@ class FoxESVectorEnv(VectorEnv):
             "forced": flags[dynamics.FORCED],
             "rolled": flags[dynamics.ROLLED],
             "can_trade": flags[dynamics.CAN_TRADE] != 0,
+            "reward_terms": shaping | {f"_{name}": mask for name in shaping},
         }
-        terms = copied(self.engine.terms) if self.game.is_shaped else ()
-        fields["reward_terms"] = dict(zip(rewards.SHAPING_TERMS, terms, strict=False))
-        return fields | {f"_{name}": self._all for name in fields}
+        return fields | {f"_{name}": mask for name in fields}
 
-    def _restarted(self, infos: dict[str, Any], mask: Any) -> dict[str, Any]:
-        """`infos` in which the masked accounts stand at the start of an episode."""
-        fresh = {
-            "ts": self._ts[self.engine.count[dynamics.BAR]], "position": 0,
-            "equity_usd": self.engine.rules.initial_equity_usd, "pnl_points": 0.0, "gross_points": 0.0,
-            "cost_points": 0.0, "filled": 0, "fill_price": np.nan, "forced": 0, "rolled": 0, "can_trade": True,
-        }  # fmt: skip
-        infos = dict(infos)
-        for name, value in fresh.items():
-            column = copied(infos[name])
-            column[mask] = value[mask] if name == "ts" else value
-            infos[name] = column
-        infos["reward_terms"] = {name: copied(column) for name, column in infos["reward_terms"].items()}
-        for column in infos["reward_terms"].values():
-            column[mask] = 0.0
+    def _final_infos(self, flags: Any, points: Any, terms: Any, ended: Any) -> dict[str, Any]:
+        flags, points, terms = copied(flags), copied(points), copied(terms)
+        others = ~ended
+        flags[:, others] = 0
+        points[:, others] = 0.0
+        if self.game.is_shaped:
+            terms[:, others] = 0.0
+        infos = self._infos(flags, points, terms, ended)
+        infos["ts"][others] = 0
         return infos
 
-    def _end_reasons(self, ended: Any) -> dict[str, Any]:
-        reasons = np.full(self.num_envs, None, object)
-        end = to_numpy(self.engine.flags[dynamics.END])
-        for index in np.flatnonzero(end):
-            reasons[index] = dynamics.END_REASONS[end[index]]
-        return {"end_reason": reasons, "_end_reason": ended}
-
-    def _final_obs(self, ended: Any) -> np.ndarray:
-        final = np.full(self.num_envs, None, object)
-        for index in np.flatnonzero(to_numpy(ended)):
-            final[index] = copied(self.engine.final_obs[index])
+    def _final_obs(self, ended: Any) -> Any:
+        if self.output == "torch":
+            return self._out(self.engine.final_obs)
+        rows, final = self._shown(self.engine.final_obs), np.full(self.num_envs, None, object)
+        for index in np.flatnonzero(ended):
+            final[index] = rows[index].copy()
         return final
 
-    def action_masks(self) -> np.ndarray:
+    def action_masks(self) -> Any:
         """As `FoxES.action_masks`, bool [N, 12] ([N, 81] for the discrete game)."""
         count = to_numpy(self.engine.count)
         rules = self.engine.rules
         table = act.locked_masks(rules.max_contracts, self.discrete)
         masks = table[count[dynamics.MIRRORED], count[dynamics.POSITION] + rules.max_contracts]
         masks[count[dynamics.AGE] >= rules.min_hold] = True
-        return masks
+        return self._given(masks)
 
 
 class FoxESDiscreteVectorEnv(FoxESVectorEnv):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -22,7 +24,9 @@ from torchrl.envs.utils import check_env_specs
 import fox_env
 from fox_env import FoxES, FoxESTorchEnv, FoxESVectorEnv, dynamics
 from fox_env.actions import parse_action_tensor, parse_actions
-from tests.env.games import make_bars, make_market, random_market
+from fox_env.data.features import ODD, Feature
+from fox_env.data.rolls import Segment
+from tests.env.games import AFTERNOON, MINUTES, MORNING, make_bars, make_market, play, random_market
 
 IDS = ("FoxES-v0", "FoxES-Discrete-v0", "fox_env:FoxES-v0", "fox_env:FoxES-Discrete-v0")
 FLAT, LONG, SHORT = 1, 2, 0
@@ -82,17 +86,6 @@ def test_make_vec_gives_the_native_environment(id_, market):
         assert (reward.shape, reward.dtype) == ((3,), np.float64)
         assert (terminated.shape, terminated.dtype) == (truncated.shape, truncated.dtype) == ((3,), bool)
     env.close()
-
-
-def test_gymnasiums_own_vector_environments_play_the_same_game(market, actions):
-    """SyncVectorEnv around N single environments, seeded one by one, equals the native one."""
-    sync = gym.make_vec("FoxES-v0", num_envs=N, vectorization_mode="sync", market=market, **UGLY)
-    native = gym.make_vec("FoxES-v0", num_envs=N, vectorization_mode="vector_entry_point", market=market, **UGLY)
-    seeds = list(range(40, 40 + N))
-    np.testing.assert_array_equal(sync.reset(seed=seeds)[0], native.reset(seed=seeds)[0])
-    for action in actions:
-        for one, two in zip(sync.step(action)[:4], native.step(action)[:4], strict=True):
-            np.testing.assert_array_equal(one, two)
 
 
 def test_the_discrete_game_is_the_same_game(market, actions):
@@ -717,3 +710,155 @@ def test_action_masks_and_flags_do_not_tell_of_the_next_roll(market):
     assert env.action_masks().all()
     *_, info = env.step(np.array([LONG, 2, 0, 1]))
     assert (info["filled"], info["position"]) == (0, 0)
+
+
+# --- The timing diagram of FoxES: what happens at each instant, and nothing of it earlier -----------------------------
+
+HOLD, AWAY = (LONG, 2, 0, 1), (FLAT, 2, 0, 1)
+STILL = (4000.0,) * 4
+NEXT = (4000.5, 4002.0, 3999.0, 4001.0)  # open, high, low, close; their mean is 4000.625
+MOVE = Feature("move", ODD, 0, lambda x: np.diff(x.bars.close, prepend=x.bars.close[0]))
+
+
+def test_instant_1_the_observation_of_bar_t_ends_at_its_close():
+    """Bar t's own close is in it; whatever bar t+1 becomes, the observation, the masks and the info are the same."""
+    seen = []
+    for nxt in (NEXT, (3000.0, 3100.0, 2900.0, 2950.0)):
+        env = FoxES(make_market(make_bars([STILL, (4000.0, 4002.0, 4000.0, 4002.0), nxt]), features=[MOVE]),
+                    episode_bars=0, margin=False)  # fmt: skip
+        env.reset(seed=0, options={"start": 0})
+        observation, reward, *_, info = env.step(np.array(AWAY))
+        assert observation[0] == 2.0
+        seen.append((observation.tobytes(), reward, str(info), env.action_masks().tobytes()))
+        later, *_ = env.step(np.array(AWAY))
+        assert later[0] == max(nxt[3] - 4002.0, -10.0)
+    assert seen[0] == seen[1]
+
+
+def test_instant_2_an_order_is_sent_at_close_t_and_works_during_bar_t_plus_1_alone():
+    """A buy limit at 3999.75: bar 0 went far below before the order was sent, bar 2 after it had been cancelled."""
+    rows = [(4000.0, 4000.0, 3990.0, 4000.0), STILL, (4000.0, 4000.0, 3990.0, 4000.0)]
+    infos = play(make_market(make_bars(rows)), [(LONG, 2, 1, 1), AWAY])
+    assert [info["filled"] for info in infos] == [0, 0]
+    # Sent a bar later it fills in bar 2.
+    infos = play(make_market(make_bars(rows)), [AWAY, (LONG, 2, 1, 1)])
+    assert [info["fill_price"] for info in infos[1:]] == [3999.75]
+
+
+def test_instant_3_a_roll_comes_before_the_order():
+    """Two contracts are carried and pay 2 × 0.34 for it, though the order of the same step sells them, for 2 × 0.17."""
+    old = make_bars([STILL, STILL])
+    new = make_bars([(4012.0,) * 4, (4013.0, 4013.5, 4012.0, 4013.0)], start=MORNING + 5 * MINUTES)
+    market = make_market([Segment("OLD", old, 0, 0.0), Segment("NEW", new, 1, 12.0)])
+    info = play(market, [(LONG, 1, 0, 1), AWAY], min_hold_bars=1)[1]
+    assert (info["rolled"], info["filled"], info["position"]) == (2, -2, 0)
+    assert info["fill_price"] == 4013.0 - 0.125
+    assert info["gross_points"] == pytest.approx(2 * (4013 - 4000 - 12))
+    assert info["cost_points"] == pytest.approx(2 * 0.34 + 2 * 0.17)
+
+
+@pytest.mark.parametrize(
+    ("order", "urgency", "price"),
+    [
+        (0, 1, 4000.5 + 0.125),  # Market Normal: the open of bar t+1
+        (0, 0, 4000.625 + 0.125),  # Patient: the mean of its four prices
+        (0, 2, 4000.125 + 0.25),  # Aggressive: ask t and a tick, at once
+        (1, 1, 3999.75),  # a limit rests, and bar t+1 trades through it
+        (2, 2, 4000.5 + 0.125),  # an IOC takes the open
+    ],
+)
+def test_instant_4_fills_of_bar_t_plus_1(order, urgency, price):
+    assert play(make_market(make_bars([STILL, NEXT])), [(LONG, 2, order, urgency)])[0]["fill_price"] == price
+
+
+def test_instant_5_the_position_is_marked_at_close_t_plus_1():
+    """Bought at the open of 4000.5 it earns the rest of that bar, then whole bars from close to close."""
+    rows = [STILL, NEXT, (4010.0, 4020.0, 3990.0, 4003.0)]
+    infos = play(make_market(make_bars(rows)), [HOLD, HOLD])
+    assert [info["gross_points"] for info in infos] == [4 * (4001.0 - 4000.5), 4 * (4003.0 - 4001.0)]
+
+
+def test_instant_6_a_session_ends_after_the_mark():
+    """The last bar is earned whole, then the position is closed at its close less 0.125, with commission."""
+    rows = [STILL, (4001.0,) * 4, (4003.0,) * 4]  # close at 15:50, 15:55 and 16:00
+    market = make_market(make_bars(rows, start=AFTERNOON - 5 * MINUTES))
+    info = play(market, [HOLD, HOLD], flat_at_close=True)[1]
+    assert (info["forced"], info["position"]) == (-4, 0)
+    assert info["gross_points"] == 4 * (4003.0 - 4001.0)
+    assert info["cost_points"] == pytest.approx(4 * 0.17)
+    assert info["obs"][-6] == 0.0
+
+
+def test_instant_7_margin_comes_last():
+    """It is tested after fills, mark, costs and session end: $500 a contract by day, $12,000 overnight."""
+    market = make_market(make_bars([STILL, STILL]))
+    # Four contracts need $2,000 and cost 4 × 0.17 × $50 = $34.
+    for equity, called in ((2_034.0, False), (2_033.5, True)):
+        info = play(market, [HOLD], initial_equity_usd=equity)[0]
+        assert (info["terminated"], info["forced"]) == (called, -4 if called else 0)
+        assert info["cost_points"] == pytest.approx((8 if called else 4) * 0.17)
+    evening = make_market(make_bars([STILL] * 3, start=AFTERNOON - 5 * MINUTES))
+    for flat_at_close in (False, True):
+        infos = play(evening, [HOLD, HOLD], initial_equity_usd=5_000.0, flat_at_close=flat_at_close)
+        assert [info["terminated"] for info in infos] == [False, not flat_at_close]
+
+
+def test_instant_8_the_reward_is_the_change_from_close_to_close():
+    """Net of the step over 4 × close t, whatever was done in it; the observation is of the account after all of it."""
+    market = random_market(np.random.default_rng(1))
+    script = [tuple(a) for a in np.random.default_rng(2).integers(0, 3, (120, 4))]
+    start = int(np.flatnonzero(market.decision)[0])
+    infos = play(market, script, start, min_hold_bars=1, flat_at_close=True, margin=False)
+    before, bar, forced, rolled = 200_000.0, start, 0, 0
+    for info in infos:
+        change = (info["equity_usd"] - before) / 50
+        assert info["reward"] == pytest.approx(change / (4 * market.bars.close[bar]), abs=1e-12)
+        assert info["obs"][-6] == np.float32(info["position"] / 4)
+        assert info["obs"][-2] == info["can_trade"]
+        before, bar = info["equity_usd"], int(market.land[bar])
+        assert info["ts"] == market.ts[bar]
+        forced, rolled = forced + abs(info["forced"]), rolled + info["rolled"]
+    assert forced > 0
+
+
+# --- The documentation ------------------------------------------------------------------------------------------------
+
+
+def rows_of(text, heading):
+    """Rows of the first table of `text` after `heading`, cut into its columns."""
+    lines = text[text.index(heading) :].splitlines()
+    rules = [i for i, line in enumerate(lines) if re.fullmatch(r" *=+( =+)+", line)]
+    spans = [match.span() for match in re.finditer("=+", lines[rules[0]])]
+    first = rules[1] + 1 if rules[1] == rules[0] + 2 else rules[0] + 1
+    last = rules[2] if rules[1] == rules[0] + 2 else rules[1]
+    return [[line[a:b].strip().strip("`") for a, b in spans] for line in lines[first:last]]
+
+
+def test_the_documented_settings_are_the_games():
+    documented = {name: default for name, default, _ in rows_of(inspect.getdoc(FoxES), "**settings")}
+    fields = fox_env.Game.__dataclass_fields__
+    assert documented == {name: repr(getattr(fox_env.Game(), name)) for name in fields}
+
+
+def test_the_documented_infos_are_the_steps(market):
+    rows = rows_of(inspect.getdoc(FoxES), "**Info**")
+    env = FoxES(market, episode_bars=1)
+    env.reset(seed=0)
+    assert [name for name, *_ in rows if name] == list(env.step(np.array(HOLD))[4])
+
+
+def test_the_documented_observation_is_the_space(market):
+    rows = rows_of(inspect.getdoc(FoxES), "**Observation.**")
+    space = FoxES(market, episode_bars=20, window=2).observation_space
+    assert space.shape == (2 * len(market.feature_names) + len(rows),)
+    for (_, _, interval, _), low, high in zip(rows, space.low[-len(rows) :], space.high[-len(rows) :], strict=True):
+        assert [float(number.replace("−", "-")) for number in re.findall(r"−?[0-9]+", interval)] == [low, high]
+
+
+@pytest.mark.parametrize("kind", [FoxES, FoxESVectorEnv])
+def test_help_fits_a_hundred_columns(kind):
+    methods = [one for name, one in vars(kind).items() if inspect.isfunction(one) and name[0] != "_"]
+    for thing, margin in [(kind, 4), *((method, 8) for method in methods)]:
+        for line in inspect.getdoc(thing).splitlines():
+            assert len(line) + margin <= 100, line
+    assert "Version history:\n    v0" in inspect.getdoc(FoxES)

@@ -99,7 +99,7 @@ def test_batch_equals_single(seed, game):
             assert (end, cut) == (terminated[i], truncated[i])
             for name, value in info.items():
                 if name == "reward_terms":
-                    assert value == {key: column[i] for key, column in infos[name].items()}
+                    assert value == {key: infos[name][key][i] for key in value}
                 else:
                     np.testing.assert_equal(infos[name][i], value, err_msg=name)
         done = terminated | truncated
