@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import fox_env
 from fox_agent.agent import Agent
-from fox_agent.data_cli import data_app
+from fox_agent.audit_cli import audit
+from fox_agent.data_cli import data_app, named_columns
 from fox_agent.profile import Profile, load_profile, parse_override
 from fox_agent.trainer import PROFILE_FILE, Trainer, TrainResult
 from fox_env import BacktestReport, Market
@@ -28,6 +29,7 @@ REPORT_FILE = "report.json"
 console = Console()
 app = typer.Typer(help="E-mini futures: train and evaluate trading agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(data_app, name="data")
+app.command()(audit)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def load_data(profile: Profile) -> Market:
             data.synthetic, data.synthetic_bars, data.synthetic_seed, drop=data.drop_features
         )
     market = fox_env.load_market(
-        data.path, symbol=data.symbol, columns=data.columns or None, bars=data.bars or None, tz=data.tz or None,
+        data.path, symbol=data.symbol, columns=named_columns(data.columns), bars=data.bars or None, tz=data.tz or None,
         stamp=data.stamp or None, roll=data.roll, hours=data.hours, max_bars=data.max_bars, drop=data.drop_features,
         mbp10=data.mbp10_data_dir or None, trades=data.trades_data_dir or None,
         definitions=data.definitions_data_dir or None, cache=data.cache_dir or None,
@@ -158,11 +160,19 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         ] = None,
         mbp10: Annotated[Path | None, typer.Option(help="book records of the same market, for order flow")] = None,
         trades: Annotated[Path | None, typer.Option(help="trades of the same market")] = None,
+        definitions: Annotated[Path | None, typer.Option(help="definitions, to check the contract's terms")] = None,
         cache: Annotated[Path | None, typer.Option(help="directory for built markets")] = None,
         symbol: Annotated[str | None, typer.Option(help="root, contract, parent or continuous symbol")] = None,
         bars: Annotated[str | None, typer.Option(help="1s, 1m, 5m, 1h, 1d or vol:N")] = None,
         tz: Annotated[str | None, typer.Option(help="time zone of stamps without an offset")] = None,
         stamp: Annotated[str | None, typer.Option(help="start or end: which end of a bar its stamp names")] = None,
+        columns: Annotated[
+            list[str] | None,
+            typer.Option(help="meaning=column, any number of them; or all names in order, with commas between"),
+        ] = None,
+        roll: Annotated[str | None, typer.Option(help="volume, calendar or expiry")] = None,
+        hours: Annotated[str | None, typer.Option(help="all or rth")] = None,
+        max_bars: Annotated[int | None, typer.Option(help="keep the first that many bars, 0 keeps all")] = None,
         train_end: Annotated[str | None, typer.Option(help="first date that is not trained on")] = None,
         valid_end: Annotated[str | None, typer.Option(help="first date of the test part")] = None,
         seed: Annotated[int | None, typer.Option(help="of everything that is drawn")] = None,
@@ -175,11 +185,15 @@ def training_command(body: Callable[[Run], None]) -> Callable[..., None]:
         _check_device(device)
         if resume and out is None:
             raise ValueError("--resume needs --out, the folder of the run")
-        paths = {"path": data, "mbp10_data_dir": mbp10, "trades_data_dir": trades, "cache_dir": cache}
+        paths = {
+            "path": data, "mbp10_data_dir": mbp10, "trades_data_dir": trades, "definitions_data_dir": definitions,
+            "cache_dir": cache,
+        }  # fmt: skip
         given = {
             **{f"data.{key}": None if path is None else str(Path.cwd() / path) for key, path in paths.items()},
-            "data.symbol": symbol, "data.bars": bars, "data.tz": tz, "data.stamp": stamp, "data.train_end": train_end,
-            "data.valid_end": valid_end, "train.seed": seed,
+            "data.symbol": symbol, "data.bars": bars, "data.tz": tz, "data.stamp": stamp,
+            "data.columns": columns or None, "data.roll": roll, "data.hours": hours, "data.max_bars": max_bars,
+            "data.train_end": train_end, "data.valid_end": valid_end, "train.seed": seed,
         }  # fmt: skip
         overrides = {key: value for key, value in given.items() if value is not None}
         if data is not None:
@@ -204,12 +218,19 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="file, directory or glob of bars")],
     mbp10: Annotated[Path | None, typer.Option(help="book records of the same market, for order flow")] = None,
     trades: Annotated[Path | None, typer.Option(help="trades of the same market")] = None,
+    definitions: Annotated[Path | None, typer.Option(help="definitions, to check the contract's terms")] = None,
     cache: Annotated[Path | None, typer.Option(help="directory for built markets")] = None,
     symbol: str = "ES",
     bars: str | None = None,
     tz: str | None = None,
     stamp: str | None = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="meaning=column, any number of them; or all names in order, with commas between"),
+    ] = None,
+    roll: str = "volume",
     hours: str = "all",
+    max_bars: int = 0,
     seed: int = 0,
     device: str = "cpu",
     out: Annotated[Path | None, typer.Option(help="JSON file for the report")] = None,
@@ -218,8 +239,9 @@ def evaluate(
     _check_device(device)
     loaded = Agent.load(agent, device)
     market = fox_env.load_market(
-        data, symbol=symbol, bars=bars, tz=tz, stamp=stamp, hours=hours, mbp10=mbp10, trades=trades, cache=cache
-    )
+        data, symbol=symbol, bars=bars, tz=tz, stamp=stamp, columns=named_columns(columns), roll=roll, hours=hours,
+        max_bars=max_bars, mbp10=mbp10, trades=trades, definitions=definitions, cache=cache,
+    )  # fmt: skip
     report = fox_env.evaluate(
         loaded, loaded.prepare(market), seed=seed, device=device, others=loaded.rejected, **loaded.settings["game"]
     )

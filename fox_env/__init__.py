@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from fox_env.engine import Game as Game
     from fox_env.gym_env import FoxES as FoxES
     from fox_env.gym_env import FoxESDiscrete as FoxESDiscrete
+    from fox_env.leaks import AuditReport as AuditReport
+    from fox_env.leaks import audit as audit
     from fox_env.market import Market as Market
     from fox_env.torchrl_env import FoxESTorchEnv as FoxESTorchEnv
     from fox_env.vector_env import FoxESVectorEnv as FoxESVectorEnv
 
 # Loaded on first use, so that importing the package costs nothing that is not needed.
 _PUBLIC = {
-    "BacktestReport": "backtest", "evaluate": "backtest", "CONTRACTS": "contracts", "Contract": "contracts",
-    "Feature": "data.features", "load_market": "data.load", "synthetic_market": "data.synthetic", "Game": "engine",
-    "FoxES": "gym_env", "FoxESDiscrete": "gym_env", "Market": "market", "FoxESTorchEnv": "torchrl_env",
-    "FoxESVectorEnv": "vector_env",
+    "AuditReport": "leaks", "audit": "leaks", "BacktestReport": "backtest", "evaluate": "backtest",
+    "CONTRACTS": "contracts", "Contract": "contracts", "Feature": "data.features", "load_market": "data.load",
+    "synthetic_market": "data.synthetic", "Game": "engine", "FoxES": "gym_env", "FoxESDiscrete": "gym_env",
+    "Market": "market", "FoxESTorchEnv": "torchrl_env", "FoxESVectorEnv": "vector_env",
 }  # fmt: skip
 __all__ = sorted(_PUBLIC)
 
