@@ -37,6 +37,7 @@ from fox_env.engine import Engine, game_of
 RUNS = 20
 BATCHES = (64, 1_024, 16_384)
 DRAWN = 64  # sets of actions drawn beforehand
+TRAIN_EVERY = 32
 EPISODE = 1_000
 PACKAGES = ("numpy", "numba", "torch", "gymnasium", "gym-trading-env", "gym-anytrading")
 
@@ -62,13 +63,41 @@ def mlp(inputs: int, outputs: int) -> nn.Module:
     ).requires_grad_(False)  # fmt: skip
 
 
+class Training:
+    """A policy-gradient step on all that was seen in the last `TRAIN_EVERY` steps, after so many of them.
+
+    Args:
+        policy: the policy, whose last layer has `levels` outputs a branch.
+        levels: of a branch.
+    """
+
+    def __init__(self, policy: nn.Module, levels: int) -> None:
+        self.policy, self.levels = policy.requires_grad_(True), levels
+        self.optimizer = torch.optim.Adam(policy.parameters(), lr=1e-5)
+        self.seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+
+    def add(self, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> None:
+        """Observations [N, D], actions [N, branches] and rewards [N] of a step."""
+        self.seen.append((observations, actions, rewards))
+        if len(self.seen) < TRAIN_EVERY:
+            return
+        observed, taken, paid = (torch.from_numpy(np.concatenate(column)) for column in zip(*self.seen, strict=True))
+        self.seen.clear()
+        logits = self.policy(observed).unflatten(-1, (-1, self.levels)).log_softmax(-1)
+        chosen = logits.gather(-1, taken.long().unsqueeze(-1)).sum((1, 2))
+        self.optimizer.zero_grad()
+        (-(chosen * paid.float()).mean()).backward()
+        self.optimizer.step()
+
+
 def greedy(policy: nn.Module, observations: np.ndarray, levels: int) -> np.ndarray:
     """The greedy level of each branch, int64 [N, branches]."""
-    return policy(torch.from_numpy(observations)).unflatten(-1, (-1, levels)).argmax(-1).numpy()
+    with torch.no_grad():
+        return policy(torch.from_numpy(observations)).unflatten(-1, (-1, levels)).argmax(-1).numpy()
 
 
-def single(env: gym.Env, seconds: float) -> tuple[float, float]:
-    """Steps a second of one environment: alone, and with a policy's inference."""
+def single(env: gym.Env, seconds: float) -> tuple[float, float, float]:
+    """Steps a second of one environment: alone, with a policy's inference, with its training as well."""
     multi = isinstance(env.action_space, gym.spaces.MultiDiscrete)
     levels = int(env.action_space.nvec[0]) if multi else int(env.action_space.n)
     env.action_space.seed(0)
@@ -95,20 +124,33 @@ def single(env: gym.Env, seconds: float) -> tuple[float, float]:
                 observation = env.reset()[0]
         return 100
 
-    return best_rate(alone, seconds), best_rate(with_policy, seconds)
+    training = Training(mlp(int(np.prod(env.observation_space.shape)), levels * (4 if multi else 1)), levels)
+
+    def with_training() -> int:
+        nonlocal observation
+        for _ in range(100):
+            seen = np.array(observation, np.float32).reshape(1, -1)
+            chosen = greedy(training.policy, seen, levels)
+            observation, reward, terminated, truncated, _ = env.step(chosen[0] if multi else int(chosen[0, 0]))
+            training.add(seen, chosen, np.array([reward]))
+            if terminated or truncated:
+                observation = env.reset()[0]
+        return 100
+
+    return best_rate(alone, seconds), best_rate(with_policy, seconds), best_rate(with_training, seconds)
 
 
 def batch(
-    step: Callable[[np.ndarray], np.ndarray],
+    step: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
     restart: Callable[[np.ndarray], object],
     shape: tuple[int, int],
     dtype: type,
     seconds: float,
-) -> tuple[float, float]:
-    """Steps a second of a batch: alone, and with a policy's inference.
+) -> tuple[float, float, float]:
+    """Steps a second of a batch: alone, with a policy's inference, with its training as well.
 
     Args:
-        step: takes actions [N, 4] and returns observations [N, D].
+        step: takes actions [N, 4] and returns observations [N, D] and rewards [N].
         restart: starts new episodes in the accounts of a mask [N].
         shape: (N, D).
         dtype: of the actions.
@@ -135,37 +177,49 @@ def batch(
         return calls * num_envs
 
     policy = mlp(features, 12)
-    observations = step(drawn[0])
+    observations = step(drawn[0])[0]
 
     def with_policy() -> int:
         nonlocal observations
         for _ in range(calls):
-            observations = step(greedy(policy, observations, 3).astype(dtype, copy=False))
+            observations = step(greedy(policy, observations, 3).astype(dtype, copy=False))[0]
         return calls * num_envs
 
-    return best_rate(alone, seconds), best_rate(with_policy, seconds)
+    training = Training(mlp(features, 12), 3)
+
+    def with_training() -> int:
+        nonlocal observations
+        for _ in range(calls):
+            seen = observations.copy()
+            chosen = greedy(training.policy, seen, 3).astype(dtype, copy=False)
+            observations, rewards = step(chosen)
+            training.add(seen, chosen, rewards.copy())
+        return calls * num_envs
+
+    return best_rate(alone, seconds), best_rate(with_policy, seconds), best_rate(with_training, seconds)
 
 
-def batch_rows(market: fox_env.Market, seconds: float) -> Iterator[tuple[str, int, tuple[float, float], str]]:
+def batch_rows(market: fox_env.Market, seconds: float) -> Iterator[tuple[str, int, tuple[float, float, float], str]]:
     """The vector environment and the engine below it."""
-    for num_envs in BATCHES:
-        venv = gym.make_vec("FoxES-v0", num_envs, "vector_entry_point", market=market, episode_bars=EPISODE)
+    for num_envs, copy in [(n, True) for n in BATCHES] + [(n, False) for n in BATCHES]:
+        venv = gym.make_vec("FoxES-v0", num_envs, "vector_entry_point", market=market, episode_bars=EPISODE, copy=copy)
         venv.reset(seed=0)
         rates = batch(
-            lambda actions, venv=venv: venv.step(actions)[0],
+            lambda actions, venv=venv: venv.step(actions)[:2],
             lambda mask, venv=venv: venv.reset(options={"reset_mask": mask}),
             venv.observation_space.shape,
             np.int64,
             seconds,
         )
-        yield "FoxES-v0 make_vec", num_envs, rates, "checked actions, copies, infos"
+        name = f"FoxES-v0 make_vec{'' if copy else ' copy=False'}"
+        yield name, num_envs, rates, f"checked actions, {'copies, ' if copy else ''}infos"
     for num_envs in BATCHES:
         engine = Engine(market, game_of(market, {"episode_bars": EPISODE}), num_envs)
         engine.reset()
 
-        def step(actions: np.ndarray, engine: Engine = engine) -> np.ndarray:
+        def step(actions: np.ndarray, engine: Engine = engine) -> tuple[np.ndarray, np.ndarray]:
             engine.step(actions)
-            return engine.obs
+            return engine.obs, engine.reward
 
         rates = batch(step, engine.reset, engine.obs.shape, np.int32, seconds)
         yield "Engine.step", num_envs, rates, "the compiled call alone"
@@ -194,7 +248,9 @@ def gym_anytrading(market: fox_env.Market) -> gym.Env:
     return gym.make("stocks-v0", df=frame, window_size=17, frame_bound=(17, 17 + EPISODE))
 
 
-def single_rows(market: fox_env.Market, seconds: float) -> Iterator[tuple[str, int, tuple[float, float] | None, str]]:
+def single_rows(
+    market: fox_env.Market, seconds: float
+) -> Iterator[tuple[str, int, tuple[float, float, float] | None, str]]:
     """One environment through gym.make, and its peers; rates are None where a peer is not installed."""
     yield "FoxES-v0 gym.make", 1, single(gym.make("FoxES-v0"), seconds), "fills, costs, margin, rolls; 34 features"
     yield "CartPole-v1 gym.make", 1, single(gym.make("CartPole-v1"), seconds), "no market"
@@ -230,7 +286,8 @@ def header(seconds: float) -> str:
         f"{dt.datetime.now(dt.UTC):%Y-%m-%d}, commit {commit}\n"
         f"Python {platform.python_version()}, {', '.join(packages)}\n"
         f"Steps a second: random actions drawn beforehand, positions open, resets included, market in memory; best of\n"
-        f"{RUNS} runs of {seconds / RUNS:g} s. With policy: actions of a 64-64 MLP (torch), batched, greedy."
+        f"{RUNS} runs of {seconds / RUNS:g} s. With policy: actions of a 64-64 MLP (torch), batched, greedy. With\n"
+        f"training: a policy-gradient step on all that was seen, every {TRAIN_EVERY} steps."
     )
 
 
@@ -246,12 +303,12 @@ def main() -> None:
     market = fox_env.synthetic_market("planted")
     table = Table(box=rich.box.SIMPLE_HEAD)
     table.add_column("environment")
-    for column in ("batch", "step alone", "with policy"):
+    for column in ("batch", "step alone", "with policy", "with training"):
         table.add_column(column, justify="right")
     table.add_column("what a step has")
     for rows in (single_rows, batch_rows):
         for name, num_envs, rates, note in rows(market, arguments.seconds):
-            figures = ("not installed", "") if rates is None else (f"{rate:,.0f}" for rate in rates)
+            figures = ("not installed", "", "") if rates is None else (f"{rate:,.0f}" for rate in rates)
             table.add_row(name, f"{num_envs:,}", *figures, note)
     text = io.StringIO()
     console = Console(file=text, width=150)
