@@ -1,4 +1,7 @@
-"""Operators of the agent: plain PyTorch functions that specify each of them."""
+"""Operators of the agent, `torch.ops.fox.*`, behind functions that check their arguments.
+
+Each has a reference in PyTorch, which specifies it and serves wherever no kernel of the device is loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Distributional (C51) loss of a dueling, branching Q-network, as pure functions: the specification of the operator.
+"""Distributional (C51) loss of a dueling, branching Q-network: operators `branch_dist_loss` and `expected_q`.
+
+The functions here are their references, that is, the specification of the CUDA kernels.
 
 Shape suffixes: B batch, K branches, M actions of a branch, N atoms, E = M*M exposures (M * direction + magnitude).
 
@@ -18,6 +20,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from fox_agent.ops.registry import define_operator
 
 SmoothingKind = Literal["none", "stencil", "uniform"]
 SMOOTHING_KINDS = ("none", "stencil", "uniform")
@@ -215,6 +219,10 @@ def project(probs_BKN: Tensor, reward_B: Tensor, discount_B: Tensor, support_2: 
     return _project_from(_target_position(reward_B, discount_B, support_2, probs_BKN.shape[-1]), probs_BKN)
 
 
+def _unknown_smoothing(kind: str) -> str:
+    return f"smoothing_kind is {kind!r}, expected one of {', '.join(SMOOTHING_KINDS)}."
+
+
 def smooth(target_BKN: Tensor, kind: SmoothingKind, s: Tensor | float) -> Tensor:
     """Smooth target distributions.
 
@@ -238,13 +246,57 @@ def smooth(target_BKN: Tensor, kind: SmoothingKind, s: Tensor | float) -> Tensor
         smoothed[..., :-2] += given
         smoothed[..., 2:] += given
         return smoothed
-    raise ValueError(f"smoothing_kind is {kind!r}, expected one of {', '.join(SMOOTHING_KINDS)}.")
+    raise ValueError(_unknown_smoothing(kind))
+
+
+def _expected_q(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> Tensor:
+    logits_BKMN = dueling(value_BN, adv_BKMN)
+    return (logits_BKMN.softmax(-1) @ support_atoms(support_2.to(logits_BKMN.dtype), adv_BKMN.shape[-1])).contiguous()
+
+
+def _expected_q_fake(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> Tensor:
+    return adv_BKMN.new_empty(adv_BKMN.shape[:3], dtype=compute_dtype(adv_BKMN.dtype))
+
+
+def _expected_q_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _expected_q_backward(ctx, grad_BKM: Tensor) -> tuple[Tensor, Tensor, None]:
+    value_BN, adv_BKMN, support_2 = ctx.saved_tensors
+    p_BKMN = dueling(value_BN, adv_BKMN).softmax(-1)
+    z_N = support_atoms(support_2.to(p_BKMN.dtype), adv_BKMN.shape[-1])
+    # dQ/dlogit_j = p_j (z_j - Q)
+    grad_value_BN, grad_adv_BKMN = dueling_gradient(
+        grad_BKM[..., None] * p_BKMN * (z_N - (p_BKMN @ z_N)[..., None])
+    )  # fmt: skip
+    return grad_value_BN.to(value_BN.dtype), grad_adv_BKMN.to(adv_BKMN.dtype), None
+
+
+_expected_q_operator = define_operator(
+    "expected_q",
+    "(Tensor value_BN, Tensor adv_BKMN, Tensor support_2) -> Tensor",
+    _expected_q,
+    _expected_q_fake,
+    setup_context=_expected_q_context,
+    backward=_expected_q_backward,
+)
 
 
 def expected_q(value_BN: Tensor, adv_BKMN: Tensor, support_2: Tensor) -> Tensor:
-    """E[Q] = sum_j softmax(V + A - mean_a A)_j z_j: [B, K, M], in reward units. Differentiable."""
-    logits_BKMN = dueling(value_BN, adv_BKMN)
-    return logits_BKMN.softmax(-1) @ support_atoms(support_2.to(logits_BKMN.dtype), adv_BKMN.shape[-1])
+    """E[Q] = sum_j softmax(V + A - mean_a A)_j z_j: [B, K, M], in reward units. Differentiable in the logits.
+
+    Args:
+        value_BN, adv_BKMN: a network's logits, [B, N] and [B, K, M, N], of one dtype: bfloat16, float32 or float64.
+        support_2: [v_min, v_max].
+
+    Raises:
+        TypeError: a dtype does not fit.
+        ValueError: a shape does not fit.
+    """
+    check_networks(value_BN=value_BN, adv_BKMN=adv_BKMN)
+    check_shape("support_2", support_2, (2,))
+    return _expected_q_operator(value_BN, adv_BKMN, support_2)
 
 
 def live_branches(action_BK: Tensor, send_BE: Tensor) -> Tensor:
@@ -284,7 +336,7 @@ def normalize_branch_weights(branch_weight_BK: Tensor, dtype: torch.dtype) -> Te
     return weight_BK / weight_BK.sum(1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
 
 
-def branch_dist_loss_with_gradients(
+def _branch_dist_loss(
     value_BN: Tensor,
     adv_BKMN: Tensor,
     next_value_BN: Tensor,
@@ -299,27 +351,10 @@ def branch_dist_loss_with_gradients(
     next_send_BE: Tensor | None,
     support_2: Tensor,
     coef_4: Tensor,
-    smoothing_kind: SmoothingKind = "stencil",
-    ce_clamp: float = 50.0,
-) -> tuple[BranchDistLoss, Tensor, Tensor]:
-    """`branch_dist_loss` together with the gradients of each ``loss_B`` in its own value and advantage logits.
-
-    Returns:
-        The result, grad_value_BN and grad_adv_BKMN (in the inputs' dtype).
-    """
-    B, K, M, N = check_networks(
-        value_BN=value_BN,
-        adv_BKMN=adv_BKMN,
-        next_value_BN=next_value_BN,
-        next_adv_BKMN=next_adv_BKMN,
-        target_value_BN=target_value_BN,
-        target_adv_BKMN=target_adv_BKMN,
-    )
-    check_batch(B, K, reward_B, discount_B, weight_B, branch_weight_BK, action_BK=action_BK)
-    check_shape("support_2", support_2, (2,))
-    check_shape("coef_4", coef_4, (4,))
-    if next_send_BE is not None and (K, M) != (4, 3):
-        raise ValueError(f"next_send_BE is for 4 branches of 3 actions, adv_BKMN has {K} of {M}; expected None.")
+    smoothing_kind: int,
+    ce_clamp: float,
+) -> tuple[Tensor, ...]:
+    M, N = adv_BKMN.shape[2:]
     input_dtype, dtype = value_BN.dtype, compute_dtype(value_BN.dtype)
     support_2, reward_B, discount_B = support_2.to(dtype), reward_B.to(dtype), discount_B.to(dtype)
     alpha, lambda_cql, lambda_ent, smoothing = coef_4.to(dtype).unbind()
@@ -327,7 +362,7 @@ def branch_dist_loss_with_gradients(
     w_BK = normalize_branch_weights(branch_weight_BK, dtype)
 
     # Target: the online network chooses, the target network values (double Q).
-    greedy_BK = expected_q(next_value_BN, next_adv_BKMN, support_2).argmax(2)
+    greedy_BK = _expected_q(next_value_BN, next_adv_BKMN, support_2).argmax(2)
     target_p_BKN = dueling_chosen(target_value_BN, target_adv_BKMN, greedy_BK).softmax(-1)
     target_q_BK = target_p_BKN @ z_N
     if next_send_BE is None:
@@ -338,7 +373,7 @@ def branch_dist_loss_with_gradients(
         target_p_BKN = live_or_direction(target_p_BKN, next_live_BK)
     y_B = reward_B + discount_B * next_q_B
     position_BN = _target_position(reward_B, discount_B, support_2, N)
-    t_BKN = smooth(_project_from(position_BN, target_p_BKN), smoothing_kind, smoothing)
+    t_BKN = smooth(_project_from(position_BN, target_p_BKN), SMOOTHING_KINDS[smoothing_kind], smoothing)
     outside_BN = (position_BN < -_OUTSIDE_TOLERANCE) | (position_BN > N - 1 + _OUTSIDE_TOLERANCE)
     outside_BK = (target_p_BKN @ outside_BN.to(dtype)[:, :, None]).squeeze(2)
 
@@ -373,27 +408,126 @@ def branch_dist_loss_with_gradients(
     grad_BKMN.addcmul_((chosen_BKM * scale_BK1)[..., None], direct_BKN[:, :, None])
     grad_value_BN, grad_adv_BKMN = dueling_gradient(grad_BKMN)
 
-    result = BranchDistLoss(
-        loss_B, ce_B, ce_clamped_B, mean(td_BK.abs()), greedy_BK, mean(outside_BK), mse_B, cql_B, entropy_B
+    return (
+        loss_B,
+        ce_B,
+        ce_clamped_B,
+        mean(td_BK.abs()),
+        greedy_BK.contiguous(),
+        mean(outside_BK),
+        mse_B,
+        cql_B,
+        entropy_B,
+        grad_value_BN.to(input_dtype).contiguous(),
+        grad_adv_BKMN.to(input_dtype).contiguous(),
     )
-    return result, grad_value_BN.to(input_dtype), grad_adv_BKMN.to(input_dtype)
 
 
-class _BranchDistLossFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value_BN, adv_BKMN, *rest):
-        result, grad_value_BN, grad_adv_BKMN = branch_dist_loss_with_gradients(value_BN, adv_BKMN, *rest)
-        ctx.save_for_backward(grad_value_BN, grad_adv_BKMN)
-        ctx.mark_non_differentiable(*result[1:])
-        ctx.num_rest = len(rest)
-        return tuple(result)
+def _branch_dist_loss_fake(value_BN: Tensor, adv_BKMN: Tensor, *rest: Tensor | float | None) -> tuple[Tensor, ...]:
+    B, K = adv_BKMN.shape[:2]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_loss_B, *_):
-        grad_value_BN, grad_adv_BKMN = ctx.saved_tensors
-        scale_B = grad_loss_B.to(grad_adv_BKMN.dtype)
-        return (scale_B[:, None] * grad_value_BN, scale_B[:, None, None, None] * grad_adv_BKMN, *[None] * ctx.num_rest)
+    def per_sample() -> Tensor:
+        return value_BN.new_empty((B,), dtype=compute_dtype(value_BN.dtype))
+
+    return (
+        *(per_sample() for _ in range(4)),
+        value_BN.new_empty((B, K), dtype=torch.int64),
+        *(per_sample() for _ in range(4)),
+        value_BN.new_empty(value_BN.shape),
+        adv_BKMN.new_empty(adv_BKMN.shape),
+    )
+
+
+def loss_context(ctx, inputs, output) -> None:
+    """`setup_context` of a loss: of its outputs the first is differentiable, the last two are its gradients."""
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*output[-2:])
+    ctx.num_rest = len(inputs) - 2
+
+
+@once_differentiable
+def loss_backward(ctx, grad_loss_B: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    """`backward` of a loss whose gradients, those of each sample's loss in its own logits, are known already."""
+    rest = [None] * ctx.num_rest
+    if grad_loss_B is None:
+        return (None, None, *rest)
+    grad_value_BN, grad_adv_BKMN = ctx.saved_tensors
+    scale_B = grad_loss_B.to(grad_adv_BKMN.dtype)
+    return (scale_B[:, None] * grad_value_BN, scale_B[:, None, None, None] * grad_adv_BKMN, *rest)
+
+
+_branch_dist_loss_operator = define_operator(
+    "branch_dist_loss",
+    "(Tensor value_BN, Tensor adv_BKMN, Tensor next_value_BN, Tensor next_adv_BKMN, Tensor target_value_BN, "
+    "Tensor target_adv_BKMN, Tensor action_BK, Tensor reward_B, Tensor discount_B, Tensor weight_B, "
+    "Tensor branch_weight_BK, Tensor? next_send_BE, Tensor support_2, Tensor coef_4, int smoothing, float ce_clamp) -> "
+    "(Tensor loss_B, Tensor ce_B, Tensor ce_clamped_B, Tensor td_B, Tensor greedy_BK, Tensor outside_B, Tensor mse_B, "
+    "Tensor cql_B, Tensor entropy_B, Tensor grad_value_BN, Tensor grad_adv_BKMN)",
+    _branch_dist_loss,
+    _branch_dist_loss_fake,
+    setup_context=loss_context,
+    backward=loss_backward,
+)
+
+
+def branch_dist_loss_with_gradients(
+    value_BN: Tensor,
+    adv_BKMN: Tensor,
+    next_value_BN: Tensor,
+    next_adv_BKMN: Tensor,
+    target_value_BN: Tensor,
+    target_adv_BKMN: Tensor,
+    action_BK: Tensor,
+    reward_B: Tensor,
+    discount_B: Tensor,
+    weight_B: Tensor,
+    branch_weight_BK: Tensor,
+    next_send_BE: Tensor | None,
+    support_2: Tensor,
+    coef_4: Tensor,
+    smoothing_kind: SmoothingKind = "stencil",
+    ce_clamp: float = 50.0,
+) -> tuple[BranchDistLoss, Tensor, Tensor]:
+    """`branch_dist_loss` together with the gradients of each ``loss_B`` in its own value and advantage logits.
+
+    Returns:
+        The result, grad_value_BN and grad_adv_BKMN (in the inputs' dtype), which are not differentiable themselves.
+    """
+    B, K, M, _ = check_networks(
+        value_BN=value_BN,
+        adv_BKMN=adv_BKMN,
+        next_value_BN=next_value_BN,
+        next_adv_BKMN=next_adv_BKMN,
+        target_value_BN=target_value_BN,
+        target_adv_BKMN=target_adv_BKMN,
+    )
+    check_batch(B, K, reward_B, discount_B, weight_B, branch_weight_BK, action_BK=action_BK)
+    check_shape("support_2", support_2, (2,))
+    check_shape("coef_4", coef_4, (4,))
+    if next_send_BE is not None and (K, M) != (4, 3):
+        raise ValueError(f"next_send_BE is for 4 branches of 3 actions, adv_BKMN has {K} of {M}; expected None.")
+    if smoothing_kind not in SMOOTHING_KINDS:
+        raise ValueError(_unknown_smoothing(smoothing_kind))
+    *result, grad_value_BN, grad_adv_BKMN = _branch_dist_loss_operator(
+        value_BN,
+        adv_BKMN,
+        next_value_BN,
+        next_adv_BKMN,
+        target_value_BN,
+        target_adv_BKMN,
+        action_BK,
+        reward_B,
+        discount_B,
+        weight_B,
+        branch_weight_BK,
+        next_send_BE,
+        support_2,
+        coef_4,
+        SMOOTHING_KINDS.index(smoothing_kind),
+        ce_clamp,
+    )
+    return BranchDistLoss(*result), grad_value_BN, grad_adv_BKMN
 
 
 def branch_dist_loss(
@@ -446,23 +580,22 @@ def branch_dist_loss(
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit, or the smoothing kind is unknown.
     """
-    return BranchDistLoss(
-        *_BranchDistLossFunction.apply(
-            value_BN,
-            adv_BKMN,
-            next_value_BN,
-            next_adv_BKMN,
-            target_value_BN,
-            target_adv_BKMN,
-            action_BK,
-            reward_B,
-            discount_B,
-            weight_B,
-            branch_weight_BK,
-            next_send_BE,
-            support_2,
-            coef_4,
-            smoothing_kind,
-            ce_clamp,
-        )
+    result, _, _ = branch_dist_loss_with_gradients(
+        value_BN,
+        adv_BKMN,
+        next_value_BN,
+        next_adv_BKMN,
+        target_value_BN,
+        target_adv_BKMN,
+        action_BK,
+        reward_B,
+        discount_B,
+        weight_B,
+        branch_weight_BK,
+        next_send_BE,
+        support_2,
+        coef_4,
+        smoothing_kind,
+        ce_clamp,
     )
+    return result

@@ -1,4 +1,4 @@
-"""Counter-based Gaussian noise on Q values.
+"""Counter-based Gaussian noise on Q values: operator `advantage_noise`.
 
 Shape suffixes: B batch, K branches, M actions of a branch.
 
@@ -18,6 +18,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from fox_agent.ops.registry import define_operator
 
 ADVANTAGE_STREAM = 1
 WEIGHT_STREAM = 2
@@ -65,6 +67,13 @@ def box_muller(word_4X: Tensor) -> Tensor:
     return torch.stack((radius_2X * angle_2X.cos(), radius_2X * angle_2X.sin()), 1).flatten(0, 1)
 
 
+def _check_seed_offset(seed_offset: Tensor) -> None:
+    if seed_offset.dtype != torch.int64:
+        raise TypeError(f"seed_offset has dtype {seed_offset.dtype}, expected torch.int64.")
+    if tuple(seed_offset.shape) != (2,):
+        raise ValueError(f"seed_offset has shape {tuple(seed_offset.shape)}, expected (2,).")
+
+
 def normals(shape: tuple[int, ...], seed_offset: Tensor, stream: int) -> Tensor:
     """Standard normals, float32, decided by {seed, offset} and stream alone. Element e does not depend on the shape.
 
@@ -77,10 +86,7 @@ def normals(shape: tuple[int, ...], seed_offset: Tensor, stream: int) -> Tensor:
         TypeError: seed_offset is not int64.
         ValueError: seed_offset has not two elements.
     """
-    if seed_offset.dtype != torch.int64:
-        raise TypeError(f"seed_offset has dtype {seed_offset.dtype}, expected torch.int64.")
-    if tuple(seed_offset.shape) != (2,):
-        raise ValueError(f"seed_offset has shape {tuple(seed_offset.shape)}, expected (2,).")
+    _check_seed_offset(seed_offset)
     count = math.prod(shape)
     block_X = torch.arange((count + 3) // 4, device=seed_offset.device)
     low_2, high_2 = seed_offset & _MASK32, (seed_offset >> 32) & _MASK32
@@ -101,6 +107,25 @@ def advantage_spread(q_BKM: Tensor) -> Tensor:
     return (q_BKM - q_BKM.mean(2, keepdim=True)).square().mean((0, 2)).sqrt()
 
 
+def _advantage_noise(q_BKM: Tensor, seed_offset: Tensor, sigma: Tensor, relative: bool) -> Tensor:
+    q_BKM, scale = q_BKM.float(), sigma.float()
+    if relative:
+        scale = scale * advantage_spread(q_BKM).clamp_min(_SMALLEST_SPREAD)[:, None]
+    return (q_BKM + scale * normals(tuple(q_BKM.shape), seed_offset, ADVANTAGE_STREAM)).contiguous()
+
+
+def _advantage_noise_fake(q_BKM: Tensor, seed_offset: Tensor, sigma: Tensor, relative: bool) -> Tensor:
+    return q_BKM.new_empty(q_BKM.shape, dtype=torch.float32)
+
+
+_advantage_noise_operator = define_operator(
+    "advantage_noise",
+    "(Tensor q_BKM, Tensor seed_offset, Tensor sigma, bool relative) -> Tensor",
+    _advantage_noise,
+    _advantage_noise_fake,
+)
+
+
 def advantage_noise(q_BKM: Tensor, seed_offset: Tensor, sigma: Tensor | float, relative: bool) -> Tensor:
     """Q plus Gaussian noise, its own draw for every sample and action. For action selection while collecting only.
 
@@ -108,19 +133,20 @@ def advantage_noise(q_BKM: Tensor, seed_offset: Tensor, sigma: Tensor | float, r
         q_BKM: expected Q, [B, K, M].
         seed_offset: int64 [2], read only; add 1 to the offset for the next draw.
         sigma: standard deviation; in Q's units, or, if ``relative``, as a multiple of the branch's `advantage_spread`
-            (at least 1e-8, so that ties are broken even where all Q are equal).
+            (at least 1e-8, so that ties are broken even where all Q are equal). A tensor has no dimensions.
         relative: see sigma.
 
     Returns:
-        [B, K, M], float32.
+        [B, K, M], float32, without a gradient.
 
     Raises:
-        TypeError, ValueError: as `normals`; q_BKM has not three dimensions.
+        TypeError, ValueError: as `normals`; q_BKM has not three dimensions, sigma has any.
     """
     if q_BKM.dim() != 3:
         raise ValueError(f"q_BKM has shape {tuple(q_BKM.shape)}, expected [B, K, M].")
-    q_BKM = q_BKM.float()
-    scale = sigma
-    if relative:
-        scale = sigma * advantage_spread(q_BKM).clamp_min(_SMALLEST_SPREAD)[:, None]
-    return q_BKM + scale * normals(tuple(q_BKM.shape), seed_offset, ADVANTAGE_STREAM)
+    _check_seed_offset(seed_offset)
+    if not isinstance(sigma, Tensor):
+        sigma = torch.full((), sigma, dtype=torch.float32, device=q_BKM.device)
+    if sigma.dim():
+        raise ValueError(f"sigma has shape {tuple(sigma.shape)}, expected ().")
+    return _advantage_noise_operator(q_BKM.detach(), seed_offset, sigma.detach(), relative)

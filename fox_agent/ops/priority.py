@@ -1,4 +1,5 @@
-"""Sum tree of prioritized replay (Schaul et al. 2016, arXiv 1511.05952): build, update, sample.
+"""Sum tree of prioritized replay (Schaul et al. 2016, arXiv 1511.05952): operators `priority_build`,
+`priority_update`, `priority_sample`, and `scatter_last_`.
 
 Layout. A tree is one flat float64 tensor: the leaves, then the sums of every 32 of them, then the sums of every 32 of
 those, and so on; the last element is the root. Each level is padded with zeros to whole nodes of 32. The 32 children of
@@ -15,7 +16,6 @@ bits. Suffixes: B batch, N nodes, C = 32 children.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 
 import numba
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fox_agent.ops.registry import define_operator
+
 FANOUT = 32
 
 
-@lru_cache(maxsize=64)
 def level_sizes(capacity: int) -> tuple[int, ...]:
     """Elements of each level of a tree of `capacity` leaves, leaves first, root (1) last, padding included.
 
@@ -57,13 +58,8 @@ def build(leaf_N: Tensor) -> Tensor:
     """
     if leaf_N.ndim != 1 or leaf_N.dtype != torch.float64:
         raise ValueError(f"leaf_N is {leaf_N.dtype} of shape {tuple(leaf_N.shape)}, expected a float64 vector")
-    sizes = level_sizes(len(leaf_N))
-    tree = leaf_N.new_zeros(sum(sizes))
-    tree[: len(leaf_N)] = leaf_N
-    levels = tree.split(sizes)
-    for below, above in pairwise(levels):
-        sum_N = _pair_sums(below.view(-1, FANOUT))[-1].squeeze(1)
-        above[: len(sum_N)] = sum_N
+    tree = leaf_N.new_empty(sum(level_sizes(len(leaf_N))))
+    _build_operator(tree, leaf_N)
     return tree
 
 
@@ -78,7 +74,7 @@ def update(tree: Tensor, capacity: int, index_B: Tensor, value_B: Tensor) -> Non
     Raises:
         ValueError: a shape or dtype is wrong, or (found on CPU only) an index is out of range.
     """
-    sizes = _check(tree, capacity)
+    _check(tree, capacity)
     if index_B.ndim != 1 or index_B.dtype != torch.int64:
         raise ValueError(f"index_B is {index_B.dtype} of shape {tuple(index_B.shape)}, expected an int64 vector")
     if value_B.shape != index_B.shape or value_B.dtype != torch.float64:
@@ -86,11 +82,7 @@ def update(tree: Tensor, capacity: int, index_B: Tensor, value_B: Tensor) -> Non
             f"value_B is {value_B.dtype} of shape {tuple(value_B.shape)}, expected float64 of shape "
             f"{tuple(index_B.shape)}"
         )
-    scatter_last_(tree[:capacity], index_B, value_B)
-    if tree.is_cpu:
-        _update_cpu(tree.numpy(), np.asarray(sizes), index_B.contiguous().numpy())
-    else:
-        _update_torch(tree, sizes, index_B)
+    _update_operator(tree, capacity, index_B, value_B)
 
 
 def sample(tree: Tensor, capacity: int, u_B: Tensor) -> Tensor:
@@ -106,12 +98,10 @@ def sample(tree: Tensor, capacity: int, u_B: Tensor) -> Tensor:
     Raises:
         ValueError: a shape or dtype is wrong.
     """
-    sizes = _check(tree, capacity)
+    _check(tree, capacity)
     if u_B.ndim != 1 or u_B.dtype != torch.float64:
         raise ValueError(f"u_B is {u_B.dtype} of shape {tuple(u_B.shape)}, expected a float64 vector")
-    if tree.is_cpu:
-        return torch.from_numpy(_sample_cpu(tree.numpy(), np.asarray(sizes), u_B.contiguous().numpy()))
-    return _sample_torch(tree, sizes, u_B)
+    return _sample_operator(tree, capacity, u_B)
 
 
 def uniform(batch: int, *, generator: torch.Generator | None, device: torch.device, stratified: bool) -> Tensor:
@@ -126,24 +116,34 @@ def uniform(batch: int, *, generator: torch.Generator | None, device: torch.devi
 def scatter_last_(target_N: Tensor, index_B: Tensor, value_B: Tensor) -> None:
     """`target_N[index_B] = value_B` in place where, of equal indices, the last in batch order wins on every device.
 
+    Args:
+        target_N: of any dtype.
+        index_B: int64 [B], each in [0, N).
+        value_B: [B], of the target's dtype.
+
     Raises:
-        ValueError: (found on CPU only) an index is out of range.
+        ValueError: a shape or dtype is wrong, or (found on CPU only) an index is out of range.
     """
-    if target_N.is_cpu:
-        if not _scatter_last_cpu(target_N.numpy(), index_B.contiguous().numpy(), value_B.contiguous().numpy()):
-            raise ValueError(f"index_B spans {index_B.min()} to {index_B.max()}, expected [0, {len(target_N)})")
-        return
-    target_N[index_B] = value_B[_last_of_equals(index_B)]
+    for name, tensor in (("target_N", target_N), ("index_B", index_B)):
+        if tensor.ndim != 1:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, expected a vector")
+    if index_B.dtype != torch.int64:
+        raise ValueError(f"index_B is {index_B.dtype}, expected torch.int64")
+    if value_B.shape != index_B.shape or value_B.dtype != target_N.dtype:
+        raise ValueError(
+            f"value_B is {value_B.dtype} of shape {tuple(value_B.shape)}, expected {target_N.dtype} of shape "
+            f"{tuple(index_B.shape)}"
+        )
+    _scatter_last_operator(target_N, index_B, value_B)
 
 
-def _check(tree: Tensor, capacity: int) -> tuple[int, ...]:
+def _check(tree: Tensor, capacity: int) -> None:
     sizes = level_sizes(capacity)
     if tree.dtype != torch.float64 or tree.shape != (sum(sizes),):
         raise ValueError(
             f"tree is {tree.dtype} of shape {tuple(tree.shape)}, expected float64 of shape ({sum(sizes)},) for "
             f"{capacity} leaves"
         )
-    return sizes
 
 
 def _last_of_equals(index_B: Tensor) -> Tensor:
@@ -255,3 +255,53 @@ def _sample_cpu(tree, sizes, u):
             mass[b] = rest
             node[b] = node[b] * FANOUT + side
     return node
+
+
+def _build(tree: Tensor, leaf_N: Tensor) -> None:
+    tree.zero_()
+    tree[: len(leaf_N)] = leaf_N
+    for below, above in pairwise(tree.split(level_sizes(len(leaf_N)))):
+        sum_N = _pair_sums(below.view(-1, FANOUT))[-1].squeeze(1)
+        above[: len(sum_N)] = sum_N
+
+
+def _update(tree: Tensor, capacity: int, index_B: Tensor, value_B: Tensor) -> None:
+    _scatter_last(tree[:capacity], index_B, value_B)
+    sizes = level_sizes(capacity)
+    if tree.is_cpu:
+        _update_cpu(tree.numpy(), np.asarray(sizes), index_B.contiguous().numpy())
+    else:
+        _update_torch(tree, sizes, index_B)
+
+
+def _sample(tree: Tensor, capacity: int, u_B: Tensor) -> Tensor:
+    sizes = level_sizes(capacity)
+    if tree.is_cpu:
+        return torch.from_numpy(_sample_cpu(tree.numpy(), np.asarray(sizes), u_B.contiguous().numpy()))
+    return _sample_torch(tree, sizes, u_B)
+
+
+def _scatter_last(target_N: Tensor, index_B: Tensor, value_B: Tensor) -> None:
+    if not target_N.is_cpu:
+        target_N[index_B] = value_B[_last_of_equals(index_B)]
+    elif not _scatter_last_cpu(target_N.numpy(), index_B.contiguous().numpy(), value_B.contiguous().numpy()):
+        raise ValueError(f"index_B spans {index_B.min()} to {index_B.max()}, expected [0, {len(target_N)})")
+
+
+def _nothing(*args: Tensor | int) -> None:
+    """Fake of an operator that only writes."""
+
+
+_build_operator = define_operator("priority_build", "(Tensor(a!) tree, Tensor leaf_N) -> ()", _build, _nothing)
+_update_operator = define_operator(
+    "priority_update", "(Tensor(a!) tree, int capacity, Tensor index_B, Tensor value_B) -> ()", _update, _nothing
+)
+_sample_operator = define_operator(
+    "priority_sample",
+    "(Tensor tree, int capacity, Tensor u_B) -> Tensor",
+    _sample,
+    lambda tree, capacity, u_B: u_B.new_empty(u_B.shape, dtype=torch.int64),
+)
+_scatter_last_operator = define_operator(
+    "scatter_last_", "(Tensor(a!) target_N, Tensor index_B, Tensor value_B) -> ()", _scatter_last, _nothing
+)

@@ -1,4 +1,4 @@
-"""Quantile-regression loss (QR-DQN) of a dueling, branching Q-network, as pure functions.
+"""Quantile-regression loss (QR-DQN) of a dueling, branching Q-network: operator `quantile_huber_loss`, and CVaR.
 
 Shape suffixes: B batch, K branches, M actions of a branch, Q quantiles.
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fox_agent.ops.dist_loss import (
     check_batch,
@@ -20,9 +19,12 @@ from fox_agent.ops.dist_loss import (
     dueling_gradient,
     live_branches,
     live_or_direction,
+    loss_backward,
+    loss_context,
     normalize_branch_weights,
     one_hot,
 )
+from fox_agent.ops.registry import define_operator
 
 
 def quantile_midpoints(num_quantiles: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -45,7 +47,7 @@ def _huber_sums(target_BQ: Tensor, theta_BQ: Tensor, skew_Q: Tensor) -> tuple[Te
     return rho_BQ, slope_BQ
 
 
-def quantile_huber_loss_with_gradients(
+def _quantile_huber_loss(
     value_BQ: Tensor,
     adv_BKMQ: Tensor,
     target_value_BQ: Tensor,
@@ -56,19 +58,9 @@ def quantile_huber_loss_with_gradients(
     discount_B: Tensor,
     weight_B: Tensor,
     branch_weight_BK: Tensor,
-    next_send_BE: Tensor | None = None,
+    next_send_BE: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`quantile_huber_loss` together with the gradients of each ``loss_B`` in its own value and advantage quantiles.
-
-    Returns:
-        loss_B, unweighted_B, grad_value_BQ, grad_adv_BKMQ (gradients in the inputs' dtype).
-    """
-    B, K, M, Q = check_networks(
-        value_BQ=value_BQ, adv_BKMQ=adv_BKMQ, target_value_BQ=target_value_BQ, target_adv_BKMQ=target_adv_BKMQ
-    )
-    check_batch(
-        B, K, reward_B, discount_B, weight_B, branch_weight_BK, action_BK=action_BK, greedy_BK=greedy_BK
-    )  # fmt: skip
+    _, K, M, Q = adv_BKMQ.shape
     input_dtype, dtype = value_BQ.dtype, compute_dtype(value_BQ.dtype)
     w_BK = normalize_branch_weights(branch_weight_BK, dtype)
     theta_BKQ = dueling_chosen(value_BQ, adv_BKMQ, action_BK)
@@ -88,26 +80,76 @@ def quantile_huber_loss_with_gradients(
     grad_BKQ = slope_BKQ * scale_BK[:, :, None]
     grad_value_BQ, grad_adv_BKMQ = dueling_gradient(one_hot(action_BK, M, dtype)[..., None] * grad_BKQ[:, :, None])
     loss_B = weight_B.to(dtype) * unweighted_B
-    return loss_B, unweighted_B, grad_value_BQ.to(input_dtype), grad_adv_BKMQ.to(input_dtype)
+    return (
+        loss_B,
+        unweighted_B,
+        grad_value_BQ.to(input_dtype).contiguous(),
+        grad_adv_BKMQ.to(input_dtype).contiguous(),
+    )
 
 
-class _QuantileHuberFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, value_BQ, adv_BKMQ, *rest):
-        loss_B, unweighted_B, grad_value_BQ, grad_adv_BKMQ = quantile_huber_loss_with_gradients(
-            value_BQ, adv_BKMQ, *rest
-        )
-        ctx.save_for_backward(grad_value_BQ, grad_adv_BKMQ)
-        ctx.mark_non_differentiable(unweighted_B)
-        ctx.num_rest = len(rest)
-        return loss_B, unweighted_B
+def _quantile_huber_loss_fake(value_BQ: Tensor, adv_BKMQ: Tensor, *rest: Tensor | None) -> tuple[Tensor, ...]:
+    dtype = compute_dtype(value_BQ.dtype)
+    return (
+        value_BQ.new_empty((value_BQ.shape[0],), dtype=dtype),
+        value_BQ.new_empty((value_BQ.shape[0],), dtype=dtype),
+        value_BQ.new_empty(value_BQ.shape),
+        adv_BKMQ.new_empty(adv_BKMQ.shape),
+    )
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_loss_B, _):
-        grad_value_BQ, grad_adv_BKMQ = ctx.saved_tensors
-        scale_B = grad_loss_B.to(grad_adv_BKMQ.dtype)
-        return (scale_B[:, None] * grad_value_BQ, scale_B[:, None, None, None] * grad_adv_BKMQ, *[None] * ctx.num_rest)
+
+_quantile_huber_loss_operator = define_operator(
+    "quantile_huber_loss",
+    "(Tensor value_BQ, Tensor adv_BKMQ, Tensor target_value_BQ, Tensor target_adv_BKMQ, Tensor action_BK, "
+    "Tensor greedy_BK, Tensor reward_B, Tensor discount_B, Tensor weight_B, Tensor branch_weight_BK, "
+    "Tensor? next_send_BE) -> (Tensor loss_B, Tensor unweighted_B, Tensor grad_value_BQ, Tensor grad_adv_BKMQ)",
+    _quantile_huber_loss,
+    _quantile_huber_loss_fake,
+    setup_context=loss_context,
+    backward=loss_backward,
+)
+
+
+def quantile_huber_loss_with_gradients(
+    value_BQ: Tensor,
+    adv_BKMQ: Tensor,
+    target_value_BQ: Tensor,
+    target_adv_BKMQ: Tensor,
+    action_BK: Tensor,
+    greedy_BK: Tensor,
+    reward_B: Tensor,
+    discount_B: Tensor,
+    weight_B: Tensor,
+    branch_weight_BK: Tensor,
+    next_send_BE: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`quantile_huber_loss` together with the gradients of each ``loss_B`` in its own value and advantage quantiles.
+
+    Returns:
+        loss_B, unweighted_B, grad_value_BQ, grad_adv_BKMQ (gradients in the inputs' dtype, not
+        differentiable themselves).
+    """
+    B, K, M, _ = check_networks(
+        value_BQ=value_BQ, adv_BKMQ=adv_BKMQ, target_value_BQ=target_value_BQ, target_adv_BKMQ=target_adv_BKMQ
+    )
+    check_batch(
+        B, K, reward_B, discount_B, weight_B, branch_weight_BK, action_BK=action_BK, greedy_BK=greedy_BK
+    )  # fmt: skip
+    if next_send_BE is not None and (K, M) != (4, 3):
+        raise ValueError(f"next_send_BE is for 4 branches of 3 actions, adv_BKMQ has {K} of {M}; expected None.")
+    return _quantile_huber_loss_operator(
+        value_BQ,
+        adv_BKMQ,
+        target_value_BQ,
+        target_adv_BKMQ,
+        action_BK,
+        greedy_BK,
+        reward_B,
+        discount_B,
+        weight_B,
+        branch_weight_BK,
+        next_send_BE,
+    )
 
 
 def quantile_huber_loss(
@@ -142,7 +184,7 @@ def quantile_huber_loss(
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
     """
-    return _QuantileHuberFunction.apply(
+    return quantile_huber_loss_with_gradients(
         value_BQ,
         adv_BKMQ,
         target_value_BQ,
@@ -154,7 +196,7 @@ def quantile_huber_loss(
         weight_B,
         branch_weight_BK,
         next_send_BE,
-    )
+    )[:2]
 
 
 def cvar(quantiles: Tensor, level: float) -> Tensor:
