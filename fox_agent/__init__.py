@@ -14,6 +14,10 @@ __all__ = sorted(_PUBLIC)
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fox_agent' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fox_agent.{_PUBLIC[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"fox_agent.{_PUBLIC[name]}"), name)
+    except AttributeError as error:
+        # `from fox_agent import name` would say that there is no such name, and hide what went wrong.
+        raise ImportError(f"fox_agent.{_PUBLIC[name]} cannot be loaded: {error}") from error
     globals()[name] = value
     return value

@@ -67,4 +67,8 @@ def _features(text: str) -> list[str | Feature]:
         raise ValueError(f"--features is {text!r}, expected module:attribute ({error})") from None
     finally:
         sys.path.pop(0)
-    return [found] if isinstance(found, Feature) else list(found)
+    if isinstance(found, Feature):
+        return [found]
+    if not isinstance(found, (list, tuple)):
+        raise ValueError(f"--features {text} is of type {type(found).__name__}, expected a list of names and Features")
+    return list(found)

@@ -45,7 +45,11 @@ for _id, _kind in (("FoxES-v0", ""), ("FoxES-Discrete-v0", "Discrete")):
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fox_env' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"fox_env.{_PUBLIC[name]}"), name)
+    try:
+        value = getattr(importlib.import_module(f"fox_env.{_PUBLIC[name]}"), name)
+    except AttributeError as error:
+        # `from fox_env import name` would say that there is no such name, and hide what went wrong.
+        raise ImportError(f"fox_env.{_PUBLIC[name]} cannot be loaded: {error}") from error
     globals()[name] = value
     return value
 

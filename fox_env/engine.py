@@ -6,6 +6,7 @@ The faces (`vector_env`, `torchrl_env`), the back-test and the learner's collect
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 import types
 import warnings
@@ -417,7 +418,9 @@ class Engine:
         keys: int64 [2, N], seed and environment number of each account's generator.
 
     Raises:
-        ValueError: the market is shorter than an episode, or `num_envs` is not positive.
+        ValueError: the market is shorter than an episode, `num_envs` is not a positive integer, or `device` is neither
+            the CPU nor a CUDA device.
+        ImportError: a CUDA device without numba-cuda.
     """
 
     def __init__(
@@ -429,8 +432,8 @@ class Engine:
         autoreset: int = dynamics.NEXT_STEP,
         close_at_stop: bool = False,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}, expected at least 1")
+        if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs!r}, expected an integer of at least 1")
         self.market, self.game, self.num_envs, self.device = market, game, int(num_envs), str(device)
         self.rules = game.rules(market)
         self.shaping = rewards.Shaping(**{name: float(value) for name, value in game.shaping.items()})
@@ -509,6 +512,14 @@ class Engine:
             ValueError: a start that is not a bar to decide at, or is the last one; or an account left out that has
                 never been reset.
         """
+        self._restart(*self.check_reset(mask, starts))
+
+    def check_reset(self, mask: np.ndarray | None, starts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """What `reset` would do, nothing being changed yet: bool [N], and int32 [N], negative where a start is drawn.
+
+        Raises:
+            ValueError: as `reset`.
+        """
         n = self.num_envs
         mask = np.ones(n, bool) if mask is None else np.asarray(mask, bool)
         given = np.full(n, -1, np.int32)
@@ -520,7 +531,7 @@ class Engine:
         # Ages are positive from the first reset on.
         if not mask.all() and (self.count[dynamics.AGE][self._upload(~mask)] == 0).any():
             raise ValueError("the reset leaves out accounts that have never been reset; reset all of them first")
-        self._restart(mask, given)
+        return mask, given
 
     def _restart(self, mask: np.ndarray, given: np.ndarray) -> None:
         """Start the masked accounts, at `given` where that is not negative, and write everybody's observation."""
@@ -580,11 +591,25 @@ class Engine:
 
 
 def _is_cuda(device: str) -> bool:
+    """Whether a device is CUDA's.
+
+    Raises:
+        ValueError: neither the CPU nor a CUDA device.
+        ImportError: a CUDA device without numba-cuda; the target that numba itself brings is another, older one.
+    """
     if device == "cpu":
         return False
     import torch
 
-    return torch.device(device).type != "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}, expected 'cpu' or a CUDA device such as 'cuda' or 'cuda:0'")
+    if kind == "cuda" and importlib.util.find_spec("numba_cuda") is None:
+        raise ImportError(f"device is {device!r}, which needs numba-cuda: pip install fox-es[cuda]")
+    return kind == "cuda"
 
 
 def copied(array: Any) -> Any:

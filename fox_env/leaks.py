@@ -42,7 +42,7 @@ from fox_env.data.calendar import sessions, trade_dates
 from fox_env.data.normalize import Normalizer
 from fox_env.data.rolls import Segment
 from fox_env.data.scramble import COLUMNS, PRICES, ChainRows, FrameRows, as_rows, scrambled_market
-from fox_env.gym_env import FoxES
+from fox_env.gym_env import FoxES, check_seed
 from fox_env.market import Market, build_market
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ STANDARD_ERRORS = 3.0
 """How far a mean may lie from its expectation. Where it lies further, a sample four times as large decides."""
 
 _CUTS = 8  # bars whose future is replaced
+_REBUILDS = 24  # the same for rebuilding: a value of a longer bar may leak in one bar of twelve
 _BEFORE, _AFTER = 120, 20  # bars that are played before a cut, and kept after it
 _STRETCHES, _STRETCH = 8, 2_500  # sequences of orders, and their bars
 _MARTINGALE_STEPS, _MARTINGALE_BARS = 20_000, 10_000
@@ -158,7 +159,7 @@ def audit(
 
     Raises:
         TypeError: `data` is nothing of these, or `build` gives no market.
-        ValueError: a frame without a UTC index; or what `build`, `split` or `make_env` raises.
+        ValueError: a frame without a UTC index, a seed out of range; or what `build`, `split` or `make_env` raises.
     """
     subject = _Subject(data, build, make_env, split, finer, seed, settings)
     checks = []
@@ -212,7 +213,7 @@ class _Subject:
     """What is audited, and how it is played."""
 
     def __init__(self, data, build, make_env, split, finer, seed, settings) -> None:
-        self.make_env, self.split, self.seed = make_env, split, seed
+        self.make_env, self.split, self.seed = make_env, split, check_seed(seed)
         self.settings = {**settings, "episode_bars": 0, "margin": False, "mirror_prob": 0.0}
         self.finer = finer
         if isinstance(data, Market):
@@ -230,14 +231,16 @@ class _Subject:
         """A check's own generator."""
         return np.random.default_rng([self.seed, *key])
 
-    def cuts(self, rng: np.random.Generator) -> list[int]:
-        """Rows to look at the future of, ascending: spread over the market, and one before a roll."""
+    def cuts(self, rng: np.random.Generator, count: int = _CUTS) -> list[int]:
+        """Rows to look at the future of, ascending: `count` spread over the market, and one before a roll."""
         market = self.market
         decision = market.decision[:-1]
         good = np.flatnonzero(decision & market.decision[1:])
         if not len(good):
             raise _Skipped("the market has no two bars in a row to decide at")
-        chosen = [rng.choice(part) for part in np.array_split(good, min(_CUTS, len(good)))]
+        places = [rng.choice(part) for part in np.array_split(np.arange(len(good)), min(count, len(good)))]
+        # At all places modulo their number, since what is made of longer bars may leak in one bar of each only.
+        chosen = [good[min(place + (k - place) % len(places), len(good) - 1)] for k, place in enumerate(places)]
         before_rolls = np.flatnonzero(decision & (market.roll[1:] != dynamics.NO_ROLL))
         return np.unique([*chosen, *rng.permutation(before_rolls)[:1]]).astype(int).tolist()
 
@@ -333,24 +336,27 @@ def _future_rebuild(subject: _Subject, found: _Found) -> None:
         raise _Skipped("a finished market cannot be built again: give raw rows and build=")
     market, rng = subject.market, subject.rng(1)
     warmup = int(market.decision.argmax())
-    cuts = subject.cuts(rng)
+    # The first bar to decide at shows what was filled in backwards over a warm-up.
+    cuts = sorted({warmup, *subject.cuts(rng, _REBUILDS)})
     leaking: dict[str, str] = {}
     refused: list[str] = []
     rebuilt = 0
     for number, row in enumerate(cuts):
         cut = int(market.ts[row])
-        rows, base = _rows_around(subject, row, 3 * warmup + 1_000)
+        # Of a changing length, since what is taken of every k-th row may leak at some of k places only.
+        rows, base = _rows_around(subject, row, 3 * warmup + 1_000 + int(rng.integers(100)))
         others = {"replaced": rows.scrambled(cut, rng), "left out": rows.rows(-math.inf, cut).raw}
         if number == 0 and (changed := _changes(base, subject.build(rows.raw), cut, 0)):
             found.problems.append(f"{_listed(changed)} differ between two builds of the same rows")
             return
         for what, other in others.items():
             try:
-                # A builder may need the next row to know that a bar is finished.
-                changed = _changes(base, subject.build(other), cut, int(what == "left out"))
-            except ValueError as error:
-                refused.append(str(error))
+                made = subject.build(other)
+            except Exception as error:  # of the user's code, which may not have met so few rows, or such
+                refused.append(str(error) or type(error).__name__)
                 continue
+            # A builder may need the next row to know that a bar is finished.
+            changed = _changes(base, made, cut, int(what == "left out"))
             rebuilt += 1
             for name, at in changed.items():
                 where = f"that of the bar closing {_time(base.ts[at])}"
@@ -370,7 +376,7 @@ def _rows_around(subject: _Subject, row: int, before: int) -> tuple[FrameRows | 
     rows = subject.rows.rows(after, market.ts[min(row + 300, len(market) - 1)])
     try:
         base = subject.build(rows.raw)
-    except ValueError:
+    except Exception:  # as in `_future_rebuild`
         return subject.rows, market
     is_made = (base.decision & (base.ts == market.ts[row])).any()
     return (rows, base) if is_made else (subject.rows, market)
@@ -880,7 +886,9 @@ def _normalizer(subject: _Subject, found: _Found) -> None:
         distances = {name: _distance(fitted, fit) for name, fit in fits.items()}
         best = min(distances, key=distances.__getitem__)
         found.figures |= {"distance_to_training_part": distances["the training part"], "nearest": best}
-        if distances[best] < distances["the training part"]:
+        # It may be of some bars of the training part, and one made in another way lies as far from all of them.
+        honest = min(distances["the training part"], _distance_to_own(fitted, train))
+        if distances[best] < honest / 2:
             found.problems.append(f"centre and scale are those of {best}, whatever bars the normalizer names")
     found.said = f"fitted on {_window(next(iter(normalizers.values())))}, no bar of which is evaluated"
     found.problems = list(dict.fromkeys(found.problems))
@@ -910,6 +918,15 @@ def _distance(one: Normalizer, two: Normalizer) -> float:
     """Mean over the features of the centres' difference in scales and of the scales' in logs."""
     centre = np.abs(one.center.astype(np.float64) - two.center) / two.scale
     return float(np.mean(centre + np.abs(np.log(one.scale.astype(np.float64) / two.scale))))
+
+
+def _distance_to_own(fitted: Normalizer, train: Market) -> float:
+    """`_distance` to a fit on those bars of the training part that the normalizer names; inf if there are none."""
+    begin = int(np.searchsorted(train.ts, fitted.first_ts))
+    stop = int(np.searchsorted(train.ts, fitted.last_ts, side="right"))
+    if not train.decision[begin:stop].any():
+        return math.inf
+    return _distance(fitted, _fit([train.slice(begin, stop)]))
 
 
 def _window(fitted: Normalizer) -> str:

@@ -366,7 +366,7 @@ class Window:
         from matplotlib import pyplot as plt
 
         try:
-            figure = plt.figure(num="FoxES")
+            figure = plt.figure()  # by a name, a second environment would get the first one's figure
         except ImportError:  # a backend asked for by name that cannot run here
             return None
         if figure.canvas.required_interactive_framework is None:
@@ -377,6 +377,7 @@ class Window:
     def __init__(self, figure: Figure) -> None:
         self._picture = Picture(figure)
         self._clock = Clock()
+        figure.canvas.manager.set_window_title("FoxES")
         figure.show()
 
     def show(self, view_of: Any) -> None:

@@ -71,10 +71,10 @@ class FoxESVectorEnv(VectorEnv):
         mode = AutoresetMode(autoreset_mode)
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self.render_mode = None
-        self.num_envs = int(num_envs)
         self.market = as_market(market)
         self.game = game_of(self.market, settings)
-        self.engine = Engine(self.market, self.game, self.num_envs, device, _MODES[mode])
+        self.engine = Engine(self.market, self.game, num_envs, device, _MODES[mode])
+        self.num_envs = self.engine.num_envs
         self.output = output or ("torch" if self.engine.is_cuda else "numpy")
         self.copy = copy
         low, high = observation_bounds(self.market, self.game.window)
@@ -111,6 +111,7 @@ class FoxESVectorEnv(VectorEnv):
             mask = to_numpy(mask)
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask is {mask!r}, expected a bool array of shape ({self.num_envs},)")
+        self.engine.check_reset(mask, start)  # a reset that is refused leaves the seeds as they are
         if seed is None and not self._seeded:
             seed = int(self.np_random.integers(SEED_LIMIT))
         if seed is not None:

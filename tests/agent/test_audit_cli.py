@@ -92,6 +92,15 @@ def test_finer_bars(audit, table, tmp_path):
         (["nowhere.csv"], "nowhere.csv does not exist"),
         (["{table}", "--features", "no_such_module:x"], "--features is 'no_such_module:x', expected module:attribute"),
         (["{table}", "--features", "json:nothing"], "--features is 'json:nothing', expected module:attribute"),
+        (
+            ["{table}", "--features", "json:dumps"],
+            "--features json:dumps is of type function, expected a list of names",
+        ),
+        (
+            ["{table}", "--features", "json:__name__"],
+            "--features json:__name__ is of type str, expected a list of names",
+        ),
+        (["{table}", "--seed", "-1"], "seed is -1, expected an integer in"),
         (["{table}", "--symbol", "XX"], "contract 'XX' is unknown"),
         (["{table}", "--max-bars", "50"], "50 bars are too few"),
     ],

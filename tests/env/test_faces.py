@@ -378,6 +378,27 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.parametrize(
+    ("package", "module", "name"), [("fox_env", "gym_env", "FoxES"), ("fox_agent", "agent", "Agent")]
+)
+@pytest.mark.parametrize("error", ["AttributeError", "ImportError", "RuntimeError"])
+def test_what_fails_while_loading_is_shown(package, module, name, error):
+    """Python says of an AttributeError in `from package import name` that it cannot import the name."""
+    code = f"""
+import importlib, {package}
+def fails(name): raise {error}("numpy has no attribute row_stack")
+importlib.import_module = fails
+try:
+    from {package} import {name}
+except Exception as error:
+    assert "numpy has no attribute row_stack" in str(error), error
+    assert {error!r} in (type(error).__name__, type(error.__cause__).__name__)
+else:
+    raise SystemExit("nothing was raised")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_gymnasium_imports_the_package_by_itself():
     code = """
 import gymnasium as gym

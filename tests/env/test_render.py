@@ -424,8 +424,15 @@ def test_a_window_where_there_is_one(market, actions, monkeypatch, capsys):
         env.close()
         env = FoxES(market, render_mode="human", **UGLY)
         env.reset(seed=0)
+        # A second environment has a window of its own, and the user's figures stay as they are.
+        mine = plt.figure("FoxES")
+        other = FoxES(market, render_mode="human", **UGLY)
+        other.reset(seed=0)
+        assert [len(plt.figure(number).axes) for number in plt.get_fignums()] == [4, 0, 4]
+        other.close()
         env.close()
-        assert not plt.get_fignums()
+        assert plt.get_fignums() == [mine.number]
+        plt.close(mine)
 
 
 # --- Gymnasium's wrappers ---------------------------------------------------------------------------------------------

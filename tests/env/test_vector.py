@@ -116,6 +116,34 @@ def test_reset_masks_in_every_mode(mode, market, actions):
             break
 
 
+def test_a_refused_reset_leaves_the_seeds_as_they_are(market):
+    env, other = (FoxESVectorEnv(N, market, **UGLY) for _ in range(2))
+    for one in (env, other):
+        one.reset(seed=1)
+    for seed in (2, list(range(N))):
+        with pytest.raises(ValueError, match="start is -1"):
+            env.reset(seed=seed, options={"start": -1})
+    np.testing.assert_array_equal(env.reset()[0], other.reset()[0])
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, 2.5, True, "3"])
+def test_the_number_of_accounts_is_a_positive_integer(num_envs, market):
+    with pytest.raises(ValueError, match=f"num_envs is {num_envs!r}, expected an integer of at least 1"):
+        FoxESVectorEnv(num_envs, market)
+
+
+@pytest.mark.parametrize("device", ["gpu", "mps", "meta", 0, None])
+def test_other_devices_are_refused(device, market):
+    with pytest.raises(ValueError, match=f"device is '{device}', expected 'cpu' or a CUDA device"):
+        FoxESVectorEnv(N, market, device=device)
+
+
+def test_without_numba_cuda_a_gpu_says_what_to_install(market, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"device is 'cuda:0', which needs numba-cuda: pip install fox-es\[cuda\]"):
+        FoxESVectorEnv(N, market, device="cuda:0")
+
+
 def test_options_are_left_as_they_were(market):
     env = FoxESVectorEnv(N, market, **UGLY)
     options = {"reset_mask": np.ones(N, bool), "start": 9}
