@@ -249,13 +249,14 @@ class CudaPrioritizedSampler(PrioritizedSampler):
         >>> import torch
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-        >>> buffer = TensorDictReplayBuffer(
-        ...     storage=LazyTensorStorage(1000), sampler=CudaPrioritizedSampler(1000, alpha=0.6, beta=0.4), batch_size=4
-        ... )
+        >>> sampler = CudaPrioritizedSampler(1000, alpha=0.6, beta=0.4)
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1000), sampler=sampler, batch_size=4)
         >>> index = buffer.extend(TensorDict({"reward": torch.zeros(8)}, [8]))
         >>> batch = buffer.sample()
-        >>> batch["td_error"] = batch["priority_weight"] * 0 + 2.0
+        >>> batch["td_error"] = torch.full((4,), 2.0)
         >>> buffer.update_tensordict_priority(batch)
+        >>> round(sampler.leaves[batch["index"][0]].item(), 4)  # 2 ** 0.6
+        1.5157
     """
 
     def _init(self) -> None:

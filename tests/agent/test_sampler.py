@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 import re
 import runpy
@@ -121,6 +122,8 @@ def test_the_last_of_equal_indices_wins():
     own.update_priority(torch.tensor([3, 8, 3, 8, 3]), torch.tensor([5.0, 4.0, 9.0, 2.0, 0.5]))
     assert own.leaves.tolist() == [1, 1, 1, 0.5, 1, 1, 1, 1, 2, 1]
     assert own._priorities.total == 10.5
+    own.alpha = 2.0  # from the raw priorities
+    assert own.leaves.tolist() == [1, 1, 1, 0.25, 1, 1, 1, 1, 4, 1]
 
 
 def test_items_stored_before_the_buffer_was_made_are_not_measured():
@@ -452,7 +455,13 @@ def test_a_foreign_state_is_refused(key, value, message):
         own.load_state_dict({**own.state_dict(), key: value})
 
 
-# ---- the example ----
+# ---- the examples ----
+
+
+def test_the_docstrings_example_runs():
+    result = doctest.testmod(sampler)
+    assert result.failed == 0
+    assert result.attempted > 5
 
 
 def test_the_example_draws_what_it_has_not_learned(monkeypatch, capsys):
