@@ -29,6 +29,7 @@ import rich.box
 import torch
 from rich.console import Console
 from rich.table import Table
+from saving import publish
 from torch import nn
 
 import fox_env
@@ -315,11 +316,7 @@ def main() -> None:
     console.print(header(arguments.seconds), highlight=False)
     console.print(table)
     report = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-    print(report, end="")
-    if arguments.save:
-        results = Path(__file__).parent / "results"
-        results.mkdir(exist_ok=True)
-        (results / f"{arguments.save}.txt").write_text(report)
+    publish(report, arguments.save)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import datetime as dt
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import torch
+from saving import publish
 from torch import nn
 
 import fox_env
@@ -178,11 +178,7 @@ def main() -> None:
         del engine
         torch.cuda.empty_cache()
     report = "\n".join(lines) + "\n"
-    print(report, end="")
-    if arguments.save:
-        results = Path(__file__).parent / "results"
-        results.mkdir(exist_ok=True)
-        (results / f"{arguments.save}.txt").write_text(report)
+    publish(report, arguments.save)
 
 
 if __name__ == "__main__":

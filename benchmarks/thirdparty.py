@@ -28,6 +28,7 @@ import rich.box
 import torch
 from rich.console import Console
 from rich.table import Table
+from saving import publish
 
 import fox_env
 
@@ -92,11 +93,7 @@ def main() -> None:
     console.print(head, highlight=False)
     console.print(table)
     shown = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-    print(shown, end="")
-    if arguments.save:
-        results = Path(__file__).parent / "results"
-        results.mkdir(exist_ok=True)
-        (results / f"{arguments.save}.txt").write_text(shown)
+    publish(shown, arguments.save)
 
 
 def installed(library: str) -> bool:

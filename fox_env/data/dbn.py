@@ -10,7 +10,7 @@ import datetime as dt
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,11 +114,7 @@ def open_file(path: Path) -> DbnFile:
     records = next((records for _, records in read(file, (file.schema,))), None)
     if records is None:
         return file
-    return _replace(file, kinds=(file.schema,), first=int(times(file.schema, records[:1])[0]))
-
-
-def _replace(file: DbnFile, **changes: object) -> DbnFile:
-    return DbnFile(**(vars(file) | changes))
+    return replace(file, kinds=(file.schema,), first=int(times(file.schema, records[:1])[0]))
 
 
 def _offset(path: Path) -> int:
@@ -169,7 +165,7 @@ def _scan(file: DbnFile) -> DbnFile:
         # A capture is told a symbol once, before the records that it replays, which may be older.
         starts = [0, *(when for when, _ in changes[1:]), _FOREVER]
         intervals[identifier] = [(starts[k], starts[k + 1], symbol) for k, (_, symbol) in enumerate(changes)]
-    return _replace(file, kinds=tuple(kinds), first=min(kinds.values(), default=0), intervals=intervals)
+    return replace(file, kinds=tuple(kinds), first=min(kinds.values(), default=0), intervals=intervals)
 
 
 def read(file: DbnFile, schemas: Collection[str]) -> Iterator[tuple[str, np.ndarray]]:
